@@ -1,0 +1,164 @@
+"""From a composed config to objects, and to the name that a run's folder carries. Nothing here needs torch."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from l2d.errors import UserError
+
+# Keys that the framework reads itself; a target gets them only if it names them.
+OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs"}
+# What may differ between two runs without their results differing: left out of the fingerprint.
+FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose"}
+FREE_KEYS = {"trainer": {"device", "log_every"}, "dataset": {"root", "workers", "cache", "download", "verify", "feed"}}
+
+
+def config_dir() -> str:
+    """Where the YAML lives: inside the package when installed from a wheel, beside it in a checkout."""
+    packaged = Path(__file__).parent / "conf"
+    return str(packaged if packaged.is_dir() else Path(__file__).parents[1] / "conf")
+
+
+def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
+    """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name."""
+    settings = _plain(cfg[group])
+    target = settings.pop("_target_", None)
+    function = _import(group, target)
+    parameters = inspect.signature(function).parameters
+    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    given = {k: v for k, v in settings.items() if k in named or k not in OWN_KEYS}
+    unknown = set() if takes_any else set(given) - named
+    if unknown:
+        raise UserError(
+            f"{group} ({target}) has no setting {', '.join(sorted(unknown))}; "
+            f"it takes {', '.join(sorted(named - set(offered)))}."
+        )
+    arguments = {**{k: v for k, v in offered.items() if k in named}, **given}
+    missing = {n for n in named if parameters[n].default is inspect.Parameter.empty} - set(arguments)
+    if missing:
+        raise UserError(f"{group} ({target}) needs {', '.join(f'{group}.{m}' for m in sorted(missing))}.")
+    return function(**arguments)
+
+
+def fingerprint(cfg: DictConfig) -> str:
+    """Eight hex digits of everything that determines the result."""
+    identity = {
+        group: {k: v for k, v in value.items() if k not in FREE_KEYS.get(group, ())}
+        if isinstance(value, dict)
+        else value
+        for group, value in ((g, _plain(cfg[g])) for g in cfg if g not in FREE_GROUPS)
+    }
+    text = json.dumps(_canonical(identity), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def choices(cfg: DictConfig) -> dict[str, Any]:
+    """What was chosen, in the words that tables and figures use."""
+    return {
+        "dataset": _label(cfg, "dataset"),
+        "experts": _label(cfg, "experts"),
+        "num_experts": cfg.experts.get("num"),
+        "backbone": _label(cfg, "backbone"),
+        "loss": _label(cfg, "loss"),
+        "formulation": cfg.loss.get("formulation"),
+        "base": cfg.loss.get("base"),
+        "optim": _label(cfg, "optim"),
+        "seed": cfg.seed,
+    }
+
+
+def run_name(cfg: DictConfig) -> str:
+    """dataset/loss-experts-J-backbone-seed-fingerprint: readable, and never the same for two settings."""
+    chosen = choices(cfg)
+    parts = (
+        chosen["loss"],
+        chosen["experts"],
+        f"J{chosen['num_experts']}",
+        chosen["backbone"],
+        f"seed{chosen['seed']}",
+    )
+    return "/".join(map(_safe, (chosen["dataset"], "-".join(map(str, (*parts, fingerprint(cfg)))))))
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuse values that cannot work, before anything is built."""
+    for key, kind, low, high in (
+        ("seed", int, 0, 2**63 - 1),
+        ("trainer.epochs", int, 1, None),
+        ("trainer.batch_size", int, 1, None),
+        ("trainer.eval_every", int, 0, None),
+        ("trainer.log_every", int, 1, None),
+        ("trainer.clip_grad", float, 0, None),
+        ("trainer.channels_last", bool, None, None),
+        ("trainer.compile", bool, None, None),
+        ("trainer.deterministic", bool, None, None),
+        ("experts.num", int, 1, None),
+        ("optim.lr", float, 0, None),
+        ("optim.weight_decay", float, 0, None),
+        ("optim.warmup_epochs", float, 0, None),
+    ):
+        value = OmegaConf.select(cfg, key)
+        if value is None and key in ("trainer.clip_grad", "experts.num", "optim.weight_decay"):
+            continue
+        is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+        if not (isinstance(value, bool) if kind is bool else is_number):
+            raise UserError(f"{key}={value} must be {'true or false' if kind is bool else _range(kind, low, high)}.")
+        if kind is not bool and not (low <= value and value < float("inf") and (high is None or value <= high)):
+            raise UserError(f"{key}={value} must be {_range(kind, low, high)}.")
+
+
+def register_resolvers() -> None:
+    """`${l2d.run_name:}` in a config is that config's run name."""
+    OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
+
+
+def _range(kind: type, low: float | None, high: float | None) -> str:
+    return f"a{' whole' if kind is int else ''} number of at least {low}" + (f" and at most {high}" if high else "")
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return (
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+        )
+    except MissingMandatoryValue as error:
+        raise UserError(
+            f"{str(error).split(': ')[-1].splitlines()[0]} has no value yet; give it one on the command line."
+        ) from error
+
+
+def _canonical(value: Any) -> Any:
+    """1.0 and 1 are the same setting."""
+    if isinstance(value, dict):
+        return {str(k): _canonical(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _label(cfg: DictConfig, group: str) -> str:
+    return str(cfg[group].get("name") or str(cfg[group].get("_target_")).rpartition(".")[2])
+
+
+def _safe(part: Any) -> str:
+    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".") or "_"
+
+
+def _import(group: str, target: str | None) -> Callable:
+    if not isinstance(target, str):
+        raise UserError(
+            f"{group} has no _target_: name the function or class that makes it, as in package.module.name."
+        )
+    try:
+        return get_object(target)
+    except Exception as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"{group}._target_={target} cannot be imported: {reason}") from error

@@ -1,0 +1,7 @@
+"""Data: images and labels, from disk or made up, and how they reach the device."""
+
+from l2d.data.dataset import Dataset, Split
+from l2d.data.loader import Batch, ResidentLoader
+from l2d.data.synthetic import synthetic
+
+__all__ = ["Batch", "Dataset", "ResidentLoader", "Split", "synthetic"]

@@ -1,0 +1,47 @@
+"""The embedded dataset: a Gaussian mixture over small RGB images, so that everything about it is known exactly."""
+
+import torch
+from torch import Tensor
+
+from l2d.data.dataset import Dataset, Split
+
+
+def synthetic(
+    name: str,
+    num_classes: int,
+    group_size: int,
+    grid: int,
+    pixel: int,
+    separation: float,
+    num_train: int,
+    num_test: int,
+    seed: int,
+) -> Dataset:
+    """Class k is a prototype mu_k ~ N(0, separation^2) plus N(0, 1) noise, on a grid of 3 x grid x grid numbers.
+
+    A number is drawn as a square of pixel x pixel equal pixels, so the image holds exactly the mixture's sample z and
+    the posterior is eta_k(x) = softmax_k(-||z - mu_k||^2 / 2). The first `group_size` classes form the group
+    'specialty'. Everything follows from `seed`, whatever the run's own seed is.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    prototypes = separation * torch.randn(num_classes, 3 * grid * grid, generator=rng)  # [K, D]
+
+    def draw(count: int) -> Split:
+        labels = torch.randint(num_classes, (count,), generator=rng)  # [N]
+        z = prototypes[labels] + torch.randn(count, prototypes.shape[1], generator=rng)  # [N, D]
+        cells = z.view(count, 3, grid, grid)
+        return Split(cells.repeat_interleave(pixel, 2).repeat_interleave(pixel, 3), labels)
+
+    def posterior(images: Tensor) -> Tensor:
+        z = images[:, :, ::pixel, ::pixel].flatten(1).double()  # [B, D]
+        mu = prototypes.to(images.device).double()  # [K, D]
+        return torch.softmax(z @ mu.T - mu.square().sum(1) / 2, dim=1)  # [B, K]; ||z||^2 cancels
+
+    return Dataset(
+        name=name,
+        class_names=[f"class_{k}" for k in range(num_classes)],
+        train=draw(num_train),
+        test=draw(num_test),
+        groups={"specialty": list(range(group_size))},
+        posterior=posterior,
+    )

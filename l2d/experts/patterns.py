@@ -1,0 +1,108 @@
+"""Synthetic expert patterns: who knows what, as an accuracy matrix A [J, K].
+
+Expert j is right on class k with probability A[j, k]: `in_domain` on the classes it specialises in, `in_group` on the
+rest of its group, and at random (1/K) everywhere else.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from l2d.errors import UserError
+
+Groups = dict[str, list[int]]
+
+
+def disjoint(
+    num: int,
+    num_classes: int,
+    groups: Groups,
+    group: str,
+    classes_per_expert: int,
+    in_domain: float | Sequence[float],
+    in_group: float,
+) -> np.ndarray:
+    """Expert j owns its own `classes_per_expert` classes of the group. `in_domain: [first, last]` varies linearly."""
+    members = _members(groups, group)
+    domains = disjoint_domains(members, num, classes_per_expert)
+    return accuracy_matrix(domains, members, num_classes, in_domain, in_group)
+
+
+def overlapped(
+    num: int,
+    num_classes: int,
+    groups: Groups,
+    group: str,
+    overlap: int,
+    in_domain: float | Sequence[float],
+    in_group: float,
+) -> np.ndarray:
+    """The experts' windows cover the whole group; neighbours share exactly `overlap` classes."""
+    members = _members(groups, group)
+    return accuracy_matrix(overlapped_domains(members, num, overlap), members, num_classes, in_domain, in_group)
+
+
+def disjoint_domains(group: Sequence[int], num: int, size: int) -> list[list[int]]:
+    """Expert j gets classes [j * size, (j + 1) * size) of the ordered group."""
+    if num < 1 or size < 1:
+        raise UserError(f"{num} experts with {size} classes each: both numbers must be at least 1.")
+    if num * size > len(group):
+        raise UserError(
+            f"{num} experts x {size} classes need {num * size} classes, but the group has {len(group)}; "
+            f"at most {len(group) // size} experts fit (experts.num), or fewer classes each (experts.classes_per_expert)."
+        )
+    return [list(group[j * size : (j + 1) * size]) for j in range(num)]
+
+
+def overlapped_domains(group: Sequence[int], num: int, overlap: int) -> list[list[int]]:
+    """A chain of windows over the ordered group: lengths differ by at most one, the longer ones first."""
+    if num < 1 or overlap < 0:
+        raise UserError(
+            f"{num} experts overlapping by {overlap} classes: experts.num must be at least 1, experts.overlap at least 0."
+        )
+    if num == 1:
+        return [list(group)]
+    most = len(group) - overlap
+    if num > most:
+        raise UserError(
+            f"No chain of {num} windows that share {overlap} classes covers a group of {len(group)}; "
+            f"at most {max(most, 1)} experts fit (experts.num), or choose a smaller experts.overlap."
+        )
+    length, longer = divmod(len(group) + (num - 1) * overlap, num)
+    domains, start = [], 0
+    for j in range(num):
+        stop = start + length + (j < longer)
+        domains.append(list(group[start:stop]))
+        start = stop - overlap
+    return domains
+
+
+def accuracy_matrix(
+    domains: Sequence[Sequence[int]],
+    group: Sequence[int],
+    num_classes: int,
+    in_domain: float | Sequence[float],
+    in_group: float,
+) -> np.ndarray:
+    """A [J, K]; `in_domain` is one accuracy for all, or [first expert's, last expert's] with the others between."""
+    ends = np.atleast_1d(np.asarray(in_domain, dtype=float))
+    if ends.ndim != 1 or len(ends) > 2 or not all(0 <= p <= 1 for p in [*ends, in_group]):
+        raise UserError(
+            f"experts.in_domain={in_domain} and experts.in_group={in_group} must be accuracies between 0 and 1 "
+            "(experts.in_domain may also be a pair [first, last])."
+        )
+    matrix = np.full((len(domains), num_classes), 1 / num_classes)  # [J, K]
+    matrix[:, list(group)] = in_group
+    for row, domain, accuracy in zip(matrix, domains, np.linspace(ends[0], ends[-1], len(domains)), strict=True):
+        row[list(domain)] = accuracy
+    return matrix
+
+
+def _members(groups: Groups, group: str) -> list[int]:
+    if group not in groups:
+        known = ", ".join(sorted(groups)) or "none"
+        raise UserError(
+            f"These experts know the class group '{group}', which this dataset does not have (its groups: {known}); "
+            "choose experts=... that fit the dataset, or set experts.group."
+        )
+    return groups[group]

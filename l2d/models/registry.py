@@ -1,0 +1,26 @@
+"""The way into timm's registry of backbones."""
+
+import difflib
+from typing import Any
+
+import timm
+from torch import nn
+
+import l2d.models.wide_resnet  # noqa: F401  registers wrn28 with timm
+from l2d.errors import UserError
+
+
+def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretrained: bool, **kwargs: Any) -> nn.Module:
+    """Any timm model by name, with K+J outputs; further keys of the YAML go to timm as they are."""
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3)
+        raise UserError(
+            f"timm has no model '{name}'; "
+            + (f"close to it: {', '.join(close)}." if close else "see timm.list_models().")
+        )
+    try:
+        return timm.create_model(
+            name, pretrained=pretrained, num_classes=num_outputs, in_chans=image_shape[0], **kwargs
+        )
+    except TypeError as error:
+        raise UserError(f"backbone {name} does not take these settings: {error}.") from error

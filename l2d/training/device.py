@@ -1,0 +1,54 @@
+"""Where a run computes, and in which precision."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from l2d.errors import UserError
+
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Device:
+    device: torch.device
+    precision: str
+
+    @classmethod
+    def choose(cls, name: str, precision: str) -> "Device":
+        """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32."""
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = torch.device(name)
+        except (RuntimeError, TypeError) as error:
+            raise UserError(f"trainer.device={name} is not a device; use auto, cpu, cuda or cuda:N.") from error
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"trainer.device={name}: this machine shows {torch.cuda.device_count()} CUDA devices; use trainer.device=auto or cpu."
+            )
+        if precision == "auto":
+            precision = "bf16" if device.type == "cuda" else "float32"
+        if precision not in PRECISIONS:
+            raise UserError(f"trainer.precision={precision} must be auto, {' or '.join(PRECISIONS)}.")
+        return cls(device, precision)
+
+    def autocast(self) -> AbstractContextManager:
+        dtype = PRECISIONS[self.precision]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not torch.float32)
+
+    def peak_memory_mb(self) -> float:
+        """Of the GPU if the run is on one, else of the process."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def seed_everything(seed: int, deterministic: bool) -> None:
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")
