@@ -54,7 +54,7 @@ def fingerprint(cfg: DictConfig) -> str:
         group: {k: v for k, v in value.items() if k not in FREE_KEYS.get(group, ())}
         if isinstance(value, dict)
         else value
-        for group, value in ((g, _plain(cfg[g])) for g in cfg if g not in FREE_GROUPS)
+        for group, value in ((str(g), _plain(cfg[g])) for g in cfg if g not in FREE_GROUPS)
     }
     text = json.dumps(_canonical(identity), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -41,10 +41,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
     warmup_steps = round(cfg.optim.warmup_epochs * len(train))
     schedule = make_schedule(optimizer, cfg.optim.schedule, cfg.trainer.epochs * len(train), warmup_steps)
-    forward = torch.compile(model) if cfg.trainer.compile else model
+    if cfg.trainer.compile:
+        model.compile()
 
     def test_metrics() -> dict[str, Any]:
-        return evaluate(predict(forward, test, device), test.labels, test.expert_predictions, dataset.num_classes)
+        return evaluate(predict(model, test, device), test.labels, test.expert_predictions, dataset.num_classes)
 
     folder = RunFolder(run_folder(cfg))
     folder.write_config(cfg)
@@ -57,7 +58,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     tracker.start(folder.path.name, OmegaConf.to_container(cfg, resolve=True), folder.path)
     settings = cfg.trainer
     epochs = fit(
-        forward,
+        model,
         loss_fn,
         optimizer,
         schedule,
@@ -140,7 +141,7 @@ def run_folder(cfg: DictConfig) -> Path:
 
 def best_achievable(dataset: Dataset, panel: ExpertPanel) -> dict[str, float] | None:
     """The Bayes optimum on the test points, where the dataset's posterior and the experts' accuracies are known."""
-    if dataset.posterior is None or panel.matrix is None:
+    if dataset.posterior is None or panel.matrix is None or not isinstance(dataset.test.images, torch.Tensor):
         return None
     return bayes_optimum(dataset.posterior(dataset.test.images), torch.from_numpy(panel.matrix))
 

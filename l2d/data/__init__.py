@@ -1,7 +1,8 @@
 """Data: images and labels, from disk or made up, and how they reach the device."""
 
+from l2d.data.cifar100 import cifar100
 from l2d.data.dataset import Dataset, Split
 from l2d.data.loader import Batch, ResidentLoader
 from l2d.data.synthetic import synthetic
 
-__all__ = ["Batch", "Dataset", "ResidentLoader", "Split", "synthetic"]
+__all__ = ["Batch", "Dataset", "ResidentLoader", "Split", "cifar100", "synthetic"]

@@ -16,11 +16,11 @@ def crop_flip(images: Tensor, generator: Generator) -> Tensor:
 
 def crop(images: Tensor, generator: Generator) -> Tensor:
     height, width = images.shape[-2:]
-    padded = F.pad(images.float(), [PADDING] * 4, mode="reflect")  # [B, C, H+8, W+8]
+    padded = F.pad(images, [PADDING] * 4, mode="reflect")  # [B, C, H+8, W+8]
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # [B, C, 9, 9, H, W], a view
     top, left = _integers(2 * PADDING + 1, images, generator), _integers(2 * PADDING + 1, images, generator)
     rows = torch.arange(len(images), device=images.device)
-    return windows[rows, :, top, left].to(images.dtype)  # [B, C, H, W]
+    return windows[rows, :, top, left]  # [B, C, H, W]
 
 
 def flip(images: Tensor, generator: Generator) -> Tensor:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from l2d.data.files import ImageFiles
+
 
 @dataclass
 class Split:
-    images: Tensor  # [N, C, H, W]; uint8, or float32 that is used as it is
+    images: Tensor | ImageFiles  # [N, C, H, W], uint8 or float32 that is used as it is; or files to decode on the way
     labels: Tensor  # [N] int64
 
     def __len__(self) -> int:
@@ -24,6 +26,7 @@ class Dataset:
     class_names: list[str]
     train: Split
     test: Split
+    image_shape: tuple[int, int, int]  # C, H, W of what the model sees; evaluation takes the centre of larger images
     groups: dict[str, list[int]] = field(default_factory=dict)  # group -> its classes, in order
     annotators: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # name -> split -> answers [N]
     augment: str = "none"  # see l2d.data.augment
@@ -34,7 +37,3 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
-
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        return tuple(self.train.images.shape[1:])

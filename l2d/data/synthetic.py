@@ -42,6 +42,7 @@ def synthetic(
         class_names=[f"class_{k}" for k in range(num_classes)],
         train=draw(num_train),
         test=draw(num_test),
+        image_shape=(3, grid * pixel, grid * pixel),
         groups={"specialty": list(range(group_size))},
         posterior=posterior,
     )
