@@ -17,7 +17,7 @@ from l2d.errors import UserError
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs"}
 # What may differ between two runs without their results differing: left out of the fingerprint.
 FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose"}
-FREE_KEYS = {"trainer": {"device", "log_every"}, "dataset": {"root", "workers", "cache", "download", "verify", "feed"}}
+FREE_KEYS = {"trainer": {"device", "log_every"}, "dataset": {"root", "workers", "cache", "download", "verify"}}
 
 
 def config_dir() -> str:

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from l2d.config import build, check, choices, fingerprint, run_name
-from l2d.data import Dataset, ResidentLoader
+from l2d.data import Dataset, Loader, make_loader
 from l2d.evaluation import bayes_optimum, evaluate
 from l2d.experts import ExpertPanel, make_panel
 from l2d.tracking import Console, RunFolder
@@ -37,7 +37,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     tracker = build(cfg, "logger")
 
     model = model.to(device.device, memory_format=memory_format(cfg))
-    train, test = (make_loader(cfg, dataset, panel, split, device) for split in ("train", "test"))
+    train, test = (loader(cfg, dataset, panel, split, device) for split in ("train", "test"))
     optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
     warmup_steps = round(cfg.optim.warmup_epochs * len(train))
     schedule = make_schedule(optimizer, cfg.optim.schedule, cfg.trainer.epochs * len(train), warmup_steps)
@@ -45,7 +45,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         model.compile()
 
     def test_metrics() -> dict[str, Any]:
-        return evaluate(predict(model, test, device), test.labels, test.expert_predictions, dataset.num_classes)
+        scores, labels, expert_predictions = predict(model, test, device)
+        return evaluate(scores, labels, expert_predictions, dataset.num_classes)
 
     folder = RunFolder(run_folder(cfg))
     folder.write_config(cfg)
@@ -114,17 +115,16 @@ def _load(settings: str) -> Dataset:
     return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset")
 
 
-def make_loader(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device) -> ResidentLoader:
-    data = getattr(dataset, split)
-    return ResidentLoader(
+def loader(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device) -> Loader:
+    labels = getattr(dataset, split).labels
+    return make_loader(
         dataset,
-        data,
-        lambda epoch: panel.predictions(split, data.labels, epoch),
+        split,
+        lambda epoch: panel.predictions(split, labels, epoch),
         cfg.trainer.batch_size,
         device.device,
-        seed=cfg.seed,
-        train=split == "train",
-        memory_format=memory_format(cfg),
+        cfg.seed,
+        memory_format(cfg),
     )
 
 

@@ -60,8 +60,14 @@ def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
 def _split(path: Path, raw: dict[str, Any], num_classes: int) -> Split:
     labels = torch.tensor(raw["fine_labels"], dtype=torch.int64)
     images = np.asarray(raw["data"])
-    if images.dtype != np.uint8 or images.shape != (len(labels), 3072) or not 0 <= labels.min() <= labels.max() < num_classes:
-        raise UserError(f"{path} does not hold N x 3072 bytes with a label below {num_classes} each; fetch CIFAR-100 again.")
+    if (
+        images.dtype != np.uint8
+        or images.shape != (len(labels), 3072)
+        or not 0 <= labels.min() <= labels.max() < num_classes
+    ):
+        raise UserError(
+            f"{path} does not hold N x 3072 bytes with a label below {num_classes} each; fetch CIFAR-100 again."
+        )
     return Split(torch.from_numpy(images.reshape(-1, 3, 32, 32)), labels)
 
 
@@ -69,7 +75,9 @@ def _read(path: Path, md5: str | None) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); CIFAR-100 needs its files train, test and meta.") from error
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); CIFAR-100 needs its files train, test and meta."
+        ) from error
     if md5 and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise UserError(
             f"{path} is not the file that CIFAR-100 distributes (its checksum differs); fetch it again, "
@@ -91,7 +99,7 @@ def _text(value: Any) -> Any:
 class PlainUnpickler(pickle.Unpickler):
     """Admits numpy arrays and plain containers, and nothing that could run code."""
 
-    ALLOWED = {  # noqa: RUF012
+    ALLOWED = {
         (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
     } | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")} | {
         ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"),
@@ -99,5 +107,7 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise UserError(f"The file asks to load {module}.{name}, which CIFAR-100 never does: refused, nothing was run.")
+            raise UserError(
+                f"The file asks to load {module}.{name}, which CIFAR-100 never does: refused, nothing was run."
+            )
         return super().find_class(module, name)

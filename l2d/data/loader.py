@@ -1,7 +1,7 @@
 """Resident data: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,29 @@ class Batch(NamedTuple):
     images: Tensor  # [B, C, H, W] float32, normalised
     labels: Tensor  # [B]
     expert_predictions: Tensor  # [B, J]
+
+
+class Loader(Protocol):
+    """Batches of one split: what the training loop needs to know of it."""
+
+    batch_size: int
+
+    def __len__(self) -> int: ...
+    def epoch(self, epoch: int = 0) -> Iterator[Batch]: ...
+
+
+def make_loader(
+    dataset: Dataset,
+    split: str,
+    expert_table: Callable[[int], Tensor],
+    batch_size: int,
+    device: torch.device,
+    seed: int,
+    memory_format: torch.memory_format,
+) -> Loader:
+    """The way to feed the device that fits the split: `expert_table(epoch)` gives the experts' predictions [N, J]."""
+    data = getattr(dataset, split)
+    return ResidentLoader(dataset, data, expert_table, batch_size, device, seed, split == "train", memory_format)
 
 
 class ResidentLoader:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from l2d.data.loader import ResidentLoader
+from l2d.data.loader import Loader
 from l2d.training.device import Device
 
 
@@ -18,7 +18,7 @@ def fit(
     loss_fn: Callable[..., Tensor],
     optimizer: Optimizer,
     schedule: LRScheduler,
-    loader: ResidentLoader,
+    loader: Loader,
     device: Device,
     epochs: int,
     clip_grad: float | None,
@@ -53,11 +53,11 @@ def fit(
 
 
 @torch.no_grad()
-def predict(model: nn.Module, loader: ResidentLoader, device: Device) -> Tensor:
-    """Scores [N, K+J] of a whole split, in float32, in its order."""
+def predict(model: nn.Module, loader: Loader, device: Device) -> list[Tensor]:
+    """Scores [N, K+J] of a whole split, in float32, and behind them the targets that came with its images."""
     model.eval()
-    scores = []
-    for images, *_ in loader.epoch():
+    batches = []
+    for images, *targets in loader.epoch():
         with device.autocast():
-            scores.append(model(images).float())
-    return torch.cat(scores)
+            batches.append((model(images).float(), *targets))
+    return [torch.cat(column) for column in zip(*batches, strict=True)]
