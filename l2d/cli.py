@@ -1,5 +1,6 @@
 """The command line: Hydra around run(cfg), and errors as sentences. torch is imported only once a run starts."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -10,35 +11,42 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from l2d.config import config_dir, register_resolvers
-from l2d.errors import UserError, errors_as_sentences
+from l2d.errors import UserError, errors_as_sentences, sentence
+from l2d.sweep import plan
+from l2d.tracking.record import remove_if_empty
+
+register_resolvers()  # at import: the workers of a parallel launcher need it too
 
 
 def train() -> None:
     """l2d-train."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
-    register_resolvers()
+    os.environ.pop("L2D_SWEEP", None)
     with errors_as_sentences():
         _job()
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def _job(cfg: DictConfig) -> dict[str, Any]:
+    if HydraConfig.get().mode == RunMode.RUN:
+        with errors_as_sentences():  # in here, because Hydra adds lines of its own to an exception that passes it
+            return _run(cfg)
+    try:
+        return {"metrics": _run(cfg)}
+    except Exception as error:  # one cell: the sweep goes on, and tells at its end
+        if isinstance(error, UserError):
+            return {"error": sentence(error), "by_user": True}
+        logging.getLogger("l2d").exception("This cell failed.")
+        return {"error": f"{type(error).__name__}: {sentence(error)}", "by_user": False}
+
+
+def _run(cfg: DictConfig) -> dict[str, Any]:
+    if cfg.plan:
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        action, why = plan(folder, cfg.force)
+        remove_if_empty(folder)
+        print(f"{action:<8} {folder}  {why}")
+        return {}
     from l2d.train import run
 
-    try:
-        return run(cfg)
-    except UserError:
-        _remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
-        if HydraConfig.get().mode == RunMode.RUN:
-            with errors_as_sentences():  # here rather than in train(), which Hydra reaches with a note of its own
-                raise
-        raise
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Take back the folders that Hydra made for a run that never started."""
-    for path in (folder, *folder.parents):
-        try:
-            path.rmdir()
-        except OSError:
-            return
+    return run(cfg)

@@ -16,7 +16,7 @@ from l2d.errors import UserError
 # Keys that the framework reads itself; a target gets them only if it names them.
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs"}
 # What may differ between two runs without their results differing: left out of the fingerprint.
-FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose"}
+FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose", "force", "plan"}
 FREE_KEYS = {"trainer": {"device", "log_every"}, "dataset": {"root", "workers", "cache", "download", "verify"}}
 
 
@@ -48,16 +48,15 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
     return function(**arguments)
 
 
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """Everything that determines the result, as plain values."""
+    groups = {str(group): _plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
+    return _canonical({g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS else v for g, v in groups.items()})
+
+
 def fingerprint(cfg: DictConfig) -> str:
-    """Eight hex digits of everything that determines the result."""
-    identity = {
-        group: {k: v for k, v in value.items() if k not in FREE_KEYS.get(group, ())}
-        if isinstance(value, dict)
-        else value
-        for group, value in ((str(g), _plain(cfg[g])) for g in cfg if g not in FREE_GROUPS)
-    }
-    text = json.dumps(_canonical(identity), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    """Eight hex digits of the identity."""
+    return hashlib.sha256(json.dumps(identity(cfg), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def choices(cfg: DictConfig) -> dict[str, Any]:
@@ -100,6 +99,9 @@ def check(cfg: DictConfig) -> None:
         ("trainer.channels_last", bool, None, None),
         ("trainer.compile", bool, None, None),
         ("trainer.deterministic", bool, None, None),
+        ("verbose", bool, None, None),
+        ("force", bool, None, None),
+        ("plan", bool, None, None),
         ("experts.num", int, 1, None),
         ("optim.lr", float, 0, None),
         ("optim.weight_decay", float, 0, None),
@@ -133,6 +135,10 @@ def _plain(value: Any) -> Any:
         raise UserError(
             f"{str(error).split(': ')[-1].splitlines()[0]} has no value yet; give it one on the command line."
         ) from error
+
+
+def _without(settings: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
 
 
 def _canonical(value: Any) -> Any:

@@ -3,16 +3,15 @@
 A joint is a tensor [K, K, ..., K] of masses on any scale: axis 0 is the label, axis 1 + j the answer of expert j.
 """
 
-import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import torch
 from torch import Tensor
 
-from l2d.losses import BASES, FORMULATIONS, ce
+from l2d.losses import ce, ova, picce, vanilla
 
 
 def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,7 +20,7 @@ def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     labels, expert_predictions = cells[:, :1], cells[:, 1:]
     seen = torch.cat([labels, (expert_predictions == labels).long()], dim=1)
     seen, group = seen.unique(dim=0, return_inverse=True)  # [N, 1 + J]
-    mass = torch.zeros(len(seen), dtype=torch.float64).index_add(0, group, joint[joint > 0].double())
+    mass = torch.zeros(len(seen), dtype=torch.float64).index_add(0, group, joint[cells.unbind(1)].double())
     return seen[:, 0], seen[:, 1:].bool(), mass / mass.sum()
 
 
@@ -33,7 +32,7 @@ def truth(joint: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bayes_decision(joint: Tensor) -> int:
-    """The column of the most probable label or of the most accurate expert, whichever is right more often."""
+    """The column of the most probable label or of the most accurate expert, whichever is right more often (ties: first)."""
     return int(torch.cat(truth(joint)).argmax())
 
 
@@ -65,7 +64,7 @@ def conditional_risk(scores: Tensor, joint: Tensor, formulation: Callable, base:
 
 
 def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
-    """Scores [K+J] of least conditional risk, by L-BFGS in float64.
+    """Scores [K+J] of least conditional risk, by Newton's method in float64.
 
     While the experts keep their order the weights w are constant and the risk is smooth and convex, so each order is
     minimised on its own. The best of these minima is the global one: PiCCE's risk is at every theta the smallest of the
@@ -74,24 +73,21 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
     labels, correct, mass = outcomes(joint)
     orders = torch.tensor(list(permutations(range(correct.shape[1]))), dtype=torch.float64)  # [J!, J] as expert scores
     weights = torch.stack([formulation(order.expand(correct.shape), correct) for order in orders]).unique(dim=0)
-    choices, outcome = weights.shape[:2]  # weights: [P, N, J], P the distinct choices of weights
+    choices, rows = weights.shape[:2]  # weights: [P, N, J], one of P distinct choices for each of N outcomes
     scores = torch.zeros(choices, len(joint) + correct.shape[1], dtype=torch.float64, requires_grad=True)  # [P, K+J]
+    ridge = 1e-14 * torch.eye(scores.shape[1], dtype=torch.float64)  # CE does not see a shift of all scores
 
     def risks() -> Tensor:
-        losses = base(scores.repeat_interleave(outcome, dim=0), labels.repeat(choices), weights.flatten(0, 1))
-        return losses.view(choices, outcome) @ mass  # [P]
+        losses = base(scores.repeat_interleave(rows, dim=0), labels.repeat(choices), weights.flatten(0, 1))
+        return losses.view(choices, rows) @ mass  # [P]
 
-    solver = torch.optim.LBFGS(
-        [scores], max_iter=1000, tolerance_grad=1e-12, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        solver.zero_grad()
-        total = risks().sum()
-        total.backward()
-        return total
-
-    solver.step(closure)
+    for _ in range(100):
+        (slope,) = torch.autograd.grad(risks().sum(), scores, create_graph=True)  # [P, K+J]
+        if slope.abs().max() < 1e-13:
+            break
+        columns = [torch.autograd.grad(column.sum(), scores, retain_graph=True)[0] for column in slope.unbind(dim=1)]
+        step = torch.linalg.solve(torch.stack(columns, dim=1) + ridge, slope.detach())
+        scores.data -= step.clamp(-2, 2)  # far from the minimum a full step can overshoot
     return scores.detach()[risks().argmin()]
 
 
@@ -129,3 +125,56 @@ def random_joint(num_classes: int, num_experts: int, generator: torch.Generator)
 def _subsets(items: Iterable[int]) -> list[tuple[int, ...]]:
     items = list(items)
     return [subset for size in range(len(items) + 1) for subset in combinations(items, size)]
+
+
+def survey(cases: int, seed: int) -> dict[str, float]:
+    """The theory against numerical minimisers of random joints, K = 2..4 and J = 1..4 in turn: how many cases, how often
+    a minimiser missed the best expert or the Bayes decision, and the largest deviation from each identity."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, float] = defaultdict(int)
+
+    def deviation(name: str, measured: Tensor, expected: Tensor | float) -> None:
+        key = f"deviation: {name}"
+        found[key] = max(found[key], float((measured - expected).abs().max()))
+
+    for case in range(cases):
+        num_classes, num_experts = 2 + case % 3, 1 + case // 3 % 4
+        joint = random_joint(num_classes, num_experts, generator)
+        eta, accuracy = truth(joint)
+        _, correct, mass = outcomes(joint)
+        best, some_correct = int(accuracy.argmax()), float(mass @ correct.any(dim=1).double())
+        verdict = "holds" if condition_holds(joint) else "fails"
+        found[f"cases: Condition 1 {verdict}"] += 1
+
+        trapped = False
+        for order in torch.tensor(list(permutations(range(num_experts))), dtype=torch.float64):  # [J] as expert scores
+            taught = mass @ picce(order.expand(correct.shape), correct)  # [J]
+            deviation("sum_j A_sigma^j = V, every order", taught.sum(), some_correct)
+            keeps_order = bool((taught[order.argsort()].diff() > 0).all())  # then its own minimum is a local one
+            trapped |= keeps_order and int(order.argmax()) != best
+        found[f"cases: Condition 1 {verdict}, a local minimum puts another expert first"] += trapped
+
+        for formulation, base in product((vanilla, picce), (ce, ova)):
+            loss = f"{formulation.__name__}-{base.__name__}"
+            scores = minimise(joint, formulation, base)
+            estimated_eta, estimated_accuracy = estimates(scores, num_classes, base).split([num_classes, num_experts])
+            deviation(f"eta, {loss}", estimated_eta, eta)
+            if formulation is vanilla:
+                deviation(f"Acc of every expert, {loss}", estimated_accuracy, accuracy)
+            elif verdict == "holds":
+                deviation(f"Acc of the best expert, {loss}", estimated_accuracy[best], accuracy[best])
+            found[f"missed: best expert, {loss}, {verdict}"] += int(scores[num_classes:].argmax()) != best
+            found[f"missed: Bayes decision, {loss}, {verdict}"] += int(scores.argmax()) != bayes_decision(joint)
+
+            if (formulation, base) == (picce, ce):
+                u, tilde = scores.softmax(dim=0)[num_classes:], some_correct / (1 + some_correct)  # [J] and Vt
+                deviation("sum_j u_j = Vt, picce-ce", u.sum(), tilde)
+                if verdict == "holds":
+                    deviation("u_j* = Acc (1 - Vt), picce-ce", u[best], accuracy[best] * (1 - tilde))
+                    deviation("u_j* = Acc Vt as printed, picce-ce", u[best], accuracy[best] * tilde)
+    return dict(found)
+
+
+if __name__ == "__main__":
+    for name, value in sorted(survey(cases=600, seed=0).items()):
+        print(f"{name:<78} {value:.3g}")

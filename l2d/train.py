@@ -11,98 +11,75 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import build, check, choices, fingerprint, run_name
+from l2d.config import build, check, choices, run_name
 from l2d.data import Dataset, Loader, make_loader
 from l2d.evaluation import bayes_optimum, evaluate
 from l2d.experts import ExpertPanel, make_panel
-from l2d.tracking import Console, RunFolder
-from l2d.tracking.record import environment
+from l2d.tracking.console import Console
+from l2d.tracking.record import RunFolder, environment
 from l2d.training import Device, fit, make_schedule, predict, seed_everything
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Train and evaluate what `cfg` describes; return the metrics of the final epoch on the test set."""
+    """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
     check(cfg)
+    console = Console(cfg.verbose)
+    with RunFolder(run_folder(cfg), cfg) as folder:
+        done = folder.finished()
+        if done and not cfg.force:
+            console.finished_before(folder.path, done)
+            return done["metrics"]
+        return train(cfg, folder, console)["metrics"]
+
+
+def train(cfg: DictConfig, folder: RunFolder, console: Console) -> dict[str, Any]:
+    """The whole way of one run, from the config to result.json."""
     started = time.perf_counter()
     seed_everything(cfg.seed, cfg.trainer.deterministic)
     device = Device.choose(cfg.trainer.device, cfg.trainer.precision)
 
     dataset = load_dataset(cfg)
-    experts = build(
-        cfg, "experts", dataset=dataset, num_classes=dataset.num_classes, groups=dataset.groups, seed=cfg.seed
-    )
-    panel = make_panel(experts, dataset, cfg.experts.resample, cfg.seed)
+    panel = load_panel(cfg, dataset)
     model = build(cfg, "backbone", num_outputs=dataset.num_classes + panel.num, image_shape=dataset.image_shape)
     loss_fn = build(cfg, "loss", num_classes=dataset.num_classes)
     tracker = build(cfg, "logger")
 
     model = model.to(device.device, memory_format=memory_format(cfg))
-    train, test = (loader(cfg, dataset, panel, split, device) for split in ("train", "test"))
+    train_batches, test_batches = (batches(cfg, dataset, panel, split, device) for split in ("train", "test"))
     optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
-    warmup_steps = round(cfg.optim.warmup_epochs * len(train))
-    schedule = make_schedule(optimizer, cfg.optim.schedule, cfg.trainer.epochs * len(train), warmup_steps)
+    schedule = make_schedule(
+        optimizer, cfg.optim.schedule, len(train_batches), cfg.trainer.epochs, cfg.optim.warmup_epochs
+    )
     if cfg.trainer.compile:
         model.compile()
 
-    def test_metrics() -> dict[str, Any]:
-        scores, labels, expert_predictions = predict(model, test, device)
-        return evaluate(scores, labels, expert_predictions, dataset.num_classes)
-
-    folder = RunFolder(run_folder(cfg))
-    folder.write_config(cfg)
-    chosen, bayes = choices(cfg), best_achievable(dataset, panel)
-    console = Console(cfg.verbose)
-    console.header(
-        {**chosen, "device": device.device, "precision": device.precision, "parameters": f"{count(model):,}"}
-    )
-    console.start(cfg.trainer.epochs, len(train))
+    facts = {"choices": choices(cfg), "seed": cfg.seed, "device": str(device.device), "precision": device.precision}
+    facts |= {"parameters": count(model), "experts": expert_facts(panel, dataset), **environment()}
+    folder.start(facts)
     tracker.start(folder.path.name, OmegaConf.to_container(cfg, resolve=True), folder.path)
-    settings = cfg.trainer
-    epochs = fit(
-        model,
-        loss_fn,
-        optimizer,
-        schedule,
-        train,
-        device,
-        settings.epochs,
-        settings.clip_grad,
-        settings.log_every,
-        console.step,
-    )
-    try:
-        for row in epochs:
-            last = row["epoch"] == settings.epochs
-            if last or (settings.eval_every and row["epoch"] % settings.eval_every == 0):
-                row |= test_metrics()
+    with console.progress(facts, cfg.trainer.epochs, len(train_batches)):
+        for row in fit(model, loss_fn, optimizer, schedule, train_batches, device, cfg.trainer, console.step):
+            if row["epoch"] == cfg.trainer.epochs or is_due(row["epoch"], cfg.trainer.eval_every):
+                scores, labels, expert_predictions = predict(model, test_batches, device)
+                metrics = evaluate(scores, labels, expert_predictions, dataset.num_classes)
+                row |= metrics
             folder.add_epoch(row)
             console.epoch(row)
             tracker.log(row)
-    finally:
-        console.close()
 
-    metrics = {key: value for key, value in row.items() if key not in ("epoch", "loss", "lr", "images_per_second")}
-    seconds = time.perf_counter() - started
-    result = {
-        "status": "finished",
-        "metrics": metrics,
-        "bayes": bayes,
-        "choices": chosen,
-        "seed": cfg.seed,
-        "fingerprint": fingerprint(cfg),
-        "experts": expert_facts(panel, dataset),
-        "parameters": count(model),
-        "device": str(device.device),
-        "precision": device.precision,
-        "seconds": seconds,
-        "peak_memory_mb": device.peak_memory_mb(),
-        **environment(),
-    }
     folder.write_weights(lambda file: torch.save(model.state_dict(), file))
-    folder.write_result(result)
+    result = folder.write_result(
+        {
+            "status": "finished",
+            "metrics": metrics,
+            "bayes": best_achievable(dataset, panel),
+            "seconds": time.perf_counter() - started,
+            "peak_memory_mb": device.peak_memory_mb(),
+        }
+    )
     tracker.finish(result)
-    console.final(f"{chosen['loss']}, {panel.num} experts, seed {cfg.seed}", metrics, bayes, str(folder.path), seconds)
-    return metrics
+    console.final(folder.path, result)
+    return result
 
 
 def load_dataset(cfg: DictConfig) -> Dataset:
@@ -115,7 +92,12 @@ def _load(settings: str) -> Dataset:
     return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset")
 
 
-def loader(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device) -> Loader:
+def load_panel(cfg: DictConfig, dataset: Dataset) -> ExpertPanel:
+    offered = {"dataset": dataset, "num_classes": dataset.num_classes, "groups": dataset.groups, "seed": cfg.seed}
+    return make_panel(build(cfg, "experts", **offered), dataset, cfg.experts.resample, cfg.seed)
+
+
+def batches(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device) -> Loader:
     labels = getattr(dataset, split).labels
     return make_loader(
         dataset,
@@ -158,11 +140,15 @@ def expert_facts(panel: ExpertPanel, dataset: Dataset) -> list[dict[str, Any]]:
     ]
 
 
+def is_due(epoch: int, every: int) -> bool:
+    return every > 0 and epoch % every == 0
+
+
 def count(model: torch.nn.Module) -> int:
     return int(np.sum([p.numel() for p in model.parameters()]))
 
 
 if __name__ == "__main__":
-    from l2d.cli import train
+    from l2d import cli
 
-    train()
+    cli.train()

@@ -1,12 +1,15 @@
-"""What a run says on the terminal: a header, progress, the final table."""
+"""What a run says on the terminal: a header, progress, the final table. Inside a sweep: one line per cell."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-HEADLINE = ("system_error", "coverage", "classifier_accuracy")
+from l2d.tracking.record import HEADLINE, headline, sweep_progress
 
 
 class Console:
@@ -16,25 +19,31 @@ class Console:
         self.verbose = verbose
         self.terminal = Terminal(highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
-        self.last_line = time.monotonic()
 
-    def header(self, facts: dict[str, Any]) -> None:
-        if self.verbose:
-            self.terminal.print("   ".join(f"[dim]{key}[/] {value}" for key, value in facts.items()))
-
-    def start(self, epochs: int, steps: int) -> None:
-        self.epochs, self.steps = epochs, steps
+    @contextmanager
+    def progress(self, facts: dict[str, Any], epochs: int, steps: int) -> Iterator[None]:
+        self.epochs, self.steps, self.last_line = epochs, steps, time.monotonic()
+        self.quiet = not self.verbose or bool(sweep_progress())
+        if not self.quiet:
+            shown = {**facts["choices"], **{k: facts[k] for k in ("device", "precision", "parameters")}}
+            self.terminal.print("  ".join(f"[dim]{key}[/] {value}" for key, value in shown.items()))
         if self.verbose and self.terminal.is_terminal:
             columns = (
-                TextColumn("epoch"),
+                TextColumn("{task.fields[what]}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),
-                TimeRemainingColumn(),
             )
-            self.bar = Progress(*columns, console=self.terminal, transient=True)
-            self.task = self.bar.add_task("", total=epochs)
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=self.terminal, transient=True)
+            what = f"{facts['choices']['loss']} J={facts['choices']['num_experts']} epoch"
+            self.task = self.bar.add_task("", total=epochs, what=what)
             self.bar.start()
+        try:
+            yield
+        finally:
+            if self.bar:
+                self.bar.stop()
+                self.bar = None
 
     def step(self, epoch: int, step: int, loss: float) -> None:
         if self.bar:
@@ -45,21 +54,26 @@ class Console:
         text += "".join(f"  {key} {row[key]:.2f}" for key in HEADLINE if key in row)
         if self.bar:
             self.bar.update(self.task, completed=row["epoch"], description=text)
-        elif self.verbose and time.monotonic() - self.last_line > 1:
-            self.terminal.print(f"epoch {row['epoch']}/{self.epochs}  {text}")
+        elif not self.quiet and time.monotonic() - self.last_line > 1:
+            self.say(f"epoch {row['epoch']}/{self.epochs}  {text}")
             self.last_line = time.monotonic()
 
-    def close(self) -> None:
-        if self.bar:
-            self.bar.stop()
-            self.bar = None
+    def finished_before(self, folder: Path, result: dict[str, Any]) -> None:
+        self.say(f"finished before (force=true runs it again)  {folder}  {headline(result['metrics'])}")
 
-    def final(
-        self, name: str, metrics: dict[str, Any], bayes: dict[str, float] | None, folder: str, seconds: float
-    ) -> None:
-        rows = [(name, metrics)] + ([("best achievable", bayes)] if bayes else [])
+    def final(self, folder: Path, result: dict[str, Any]) -> None:
+        where = sweep_progress()
+        if where:
+            self.say(f"{where} {folder.name}  {headline(result['metrics'])}  {result['seconds']:.1f} s")
+            return
+        chosen = result["choices"]
+        title = f"{chosen['loss']}, {chosen['num_experts']} experts, seed {chosen['seed']}"
+        rows = [(title, result["metrics"])] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
-        self.terminal.print(" " * width + "".join(f"{key:>21}" for key in HEADLINE))
+        self.say(" " * width + "".join(f"{key:>21}" for key in HEADLINE))
         for title, values in rows:
-            self.terminal.print(title.ljust(width) + "".join(f"{values[key]:>21.2f}" for key in HEADLINE))
-        self.terminal.print(f"[dim]{seconds:.1f} s, in[/] {folder}")
+            self.say(title.ljust(width) + "".join(f"{values[key]:>21.2f}" for key in HEADLINE))
+        self.say(f"{result['seconds']:.1f} s, in {folder}")
+
+    def say(self, text: str) -> None:
+        self.terminal.print(text, markup=False)

@@ -1,31 +1,72 @@
 """What a run leaves behind: config.yaml, metrics.csv, result.json, model.pt. Every file is whole or absent."""
 
 import csv
+import fcntl
 import io
 import json
 import os
 import platform
+import socket
 import subprocess
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO
 
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
+from l2d.config import fingerprint, identity
+from l2d.errors import UserError, sentence
+
+HEADLINE = ("system_error", "coverage", "classifier_accuracy")
 
 
 class RunFolder:
-    """The folder of one run."""
+    """The folder of one run, held by one process at a time: `with RunFolder(path, cfg) as folder`.
 
-    def __init__(self, path: Path):
-        self.path = path
+    A failure inside is recorded in result.json; a setting that is refused before training leaves nothing behind.
+    """
+
+    def __init__(self, path: Path, cfg: DictConfig):
+        self.path, self.cfg = path, cfg
         self.rows: list[dict[str, Any]] = []
-        path.mkdir(parents=True, exist_ok=True)
 
-    def write_config(self, cfg: DictConfig) -> None:
-        self._write("config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    def __enter__(self) -> "RunFolder":
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock()
+        try:
+            self._refuse_another_run()
+        except UserError:
+            self.lock.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        started = (self.path / "config.yaml").exists()
+        if isinstance(error, Exception) and started:
+            self.write_result({"status": "failed", "error": sentence(error)})
+        if not started:
+            (self.path / ".lock").unlink(missing_ok=True)
+            remove_if_empty(self.path)
+        self.lock.close()
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result of this very setting, if it was completed before."""
+        result = read_result(self.path)
+        return result if result and result.get("status") == "finished" else None
+
+    def start(self, facts: dict[str, Any]) -> None:
+        """From here on the folder belongs to this run: an older attempt's files go, the config is written."""
+        for name in ("result.json", "metrics.csv", "model.pt"):
+            (self.path / name).unlink(missing_ok=True)
+        self.facts = facts
+        self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
+        self.write_result({"status": "running"})
 
     def add_epoch(self, row: dict[str, Any]) -> None:
         """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json."""
@@ -37,14 +78,75 @@ class RunFolder:
         writer.writerows(self.rows)
         self._write("metrics.csv", text.getvalue())
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        self._write("result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+    def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """result.json: the outcome, behind what was chosen and where it ran."""
+        whole = {**result, **self.facts, "fingerprint": fingerprint(self.cfg)}
+        self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
+        return whole
 
     def write_weights(self, save: Callable[[BinaryIO], None]) -> None:
         atomic_write(self.path / "model.pt", save)
 
     def _write(self, name: str, text: str) -> None:
         atomic_write(self.path / name, lambda file: file.write(text.encode()))
+
+    def _lock(self) -> None:
+        """The kernel drops the lock when its process dies, so a stale one never blocks."""
+        self.lock = open(self.path / ".lock", "a+")  # noqa: SIM115  held for as long as the run
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.lock.seek(0)
+            owner = self.lock.read().strip() or "another process"
+            self.lock.close()
+            raise UserError(f"{self.path} is in use by {owner}; wait for it, or stop it first.") from error
+        self.lock.truncate(0)
+        self.lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self.lock.flush()
+
+    def _refuse_another_run(self) -> None:
+        saved = self.path / "config.yaml"
+        if not saved.exists():
+            return
+        theirs, ours = _flat(identity(DictConfig(OmegaConf.load(saved)))), _flat(identity(self.cfg))
+        different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+        if different:
+            raise UserError(
+                f"{self.path} holds another run, which differs in {', '.join(different)}; choose another folder, or leave "
+                "hydra.run.dir alone: every setting has a folder of its own."
+            )
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """A folder's result.json; None where there is none that can be read."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def headline(metrics: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {metrics[key]:.2f}" for key in HEADLINE)
+
+
+def sweep_progress() -> str:
+    """'[3 of 60, 12 min left]' inside a sweep, '' outside one; the time left follows from the cells finished since its start."""
+    try:
+        manifest = json.loads(Path(os.environ["L2D_SWEEP"]).read_text())
+    except (KeyError, OSError, ValueError):
+        return ""
+    results = [Path(cell["folder"]) / "result.json" for cell in manifest["cells"]]
+    ended = [r for r in results if (read_result(r.parent) or {"status": "running"})["status"] != "running"]
+    fresh = sum(result.stat().st_mtime >= manifest["started"] for result in ended)
+    left = (time.time() - manifest["started"]) / fresh * (len(results) - len(ended)) if fresh else None
+    return f"[{len(ended)} of {len(results)}" + (f", {duration(left)} left]" if left else "]")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -58,6 +160,15 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back the folders that were made for a run that never started."""
+    for path in (folder, *folder.parents):
+        try:
+            path.rmdir()
+        except OSError:
+            return
 
 
 def environment() -> dict[str, Any]:
@@ -85,6 +196,11 @@ def _git_commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
-    ).stdout
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{key}" if prefix else key).items()}

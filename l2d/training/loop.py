@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,13 +21,11 @@ def fit(
     schedule: LRScheduler,
     loader: Loader,
     device: Device,
-    epochs: int,
-    clip_grad: float | None,
-    log_every: int,
+    settings: DictConfig,
     on_step: Callable[[int, int, float], None],
 ) -> Iterator[dict[str, Any]]:
-    """Train, and yield a row after every epoch; `on_step(epoch, step, loss)` is called every `log_every` steps."""
-    for epoch in range(epochs):
+    """Train, and yield a row after every epoch; `on_step(epoch, step, loss)` is called every `settings.log_every` steps."""
+    for epoch in range(settings.epochs):
         model.train()
         started, total = time.perf_counter(), torch.zeros((), device=device.device)
         for step, (images, *targets) in enumerate(loader.epoch(epoch), start=1):
@@ -35,12 +34,12 @@ def fit(
             loss = loss_fn(scores, *targets)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            if clip_grad:
-                nn.utils.clip_grad_norm_(model.parameters(), clip_grad)
+            if settings.clip_grad:
+                nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
             optimizer.step()
             schedule.step()
             total += loss.detach()
-            if step % log_every == 0:
+            if step % settings.log_every == 0:
                 on_step(epoch, step, total.item() / step)  # the one place where the device is waited for
         mean_loss = total.item() / len(loader)
         seconds = time.perf_counter() - started
@@ -53,11 +52,11 @@ def fit(
 
 
 @torch.no_grad()
-def predict(model: nn.Module, loader: Loader, device: Device) -> list[Tensor]:
+def predict(model: nn.Module, loader: Loader, device: Device) -> tuple[Tensor, ...]:
     """Scores [N, K+J] of a whole split, in float32, and behind them the targets that came with its images."""
     model.eval()
     batches = []
     for images, *targets in loader.epoch():
         with device.autocast():
             batches.append((model(images).float(), *targets))
-    return [torch.cat(column) for column in zip(*batches, strict=True)]
+    return tuple(torch.cat(column) for column in zip(*batches, strict=True))
