@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from l2d.errors import UserError, errors_as_sentences, sentence
 from l2d.sweep import plan
 from l2d.tracking.record import remove_if_empty
 
-register_resolvers()  # at import: the workers of a parallel launcher need it too
+# At import, because the workers of a parallel launcher need them too.
+register_resolvers()
+sys.path.append("")  # the current folder: a user's own modules, named by _target_
 
 
 def train() -> None:

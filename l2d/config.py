@@ -3,11 +3,11 @@
 import hashlib
 import inspect
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
@@ -158,13 +158,19 @@ def _safe(part: Any) -> str:
     return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".") or "_"
 
 
+def locate(path: str) -> Callable:
+    """The function or class at `package.module.name`."""
+    module, _, name = path.rpartition(".")
+    return pkgutil.resolve_name(f"{module}:{name}")
+
+
 def _import(group: str, target: str | None) -> Callable:
     if not isinstance(target, str):
         raise UserError(
             f"{group} has no _target_: name the function or class that makes it, as in package.module.name."
         )
     try:
-        return get_object(target)
+        return locate(target)
     except Exception as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise UserError(f"{group}._target_={target} cannot be imported: {reason}") from error

@@ -32,7 +32,7 @@ def truth(joint: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bayes_decision(joint: Tensor) -> int:
-    """The column of the most probable label or of the most accurate expert, whichever is right more often (ties: first)."""
+    """The column that is right most often: the most probable label or the most accurate expert (ties: the first)."""
     return int(torch.cat(truth(joint)).argmax())
 
 
@@ -128,8 +128,8 @@ def _subsets(items: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def survey(cases: int, seed: int) -> dict[str, float]:
-    """The theory against numerical minimisers of random joints, K = 2..4 and J = 1..4 in turn: how many cases, how often
-    a minimiser missed the best expert or the Bayes decision, and the largest deviation from each identity."""
+    """The theory against numerical minimisers of random joints, K = 2..4 and J = 1..4 in turn: how many cases, how many
+    times a minimiser missed the best expert or the Bayes decision, and the largest deviation from each identity."""
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, float] = defaultdict(int)
 

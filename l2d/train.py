@@ -22,9 +22,9 @@ from l2d.training import Device, fit, make_schedule, predict, seed_everything
 
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
-    check(cfg)
-    console = Console(cfg.verbose)
     with RunFolder(run_folder(cfg), cfg) as folder:
+        check(cfg)
+        console = Console(cfg.verbose)
         done = folder.finished()
         if done and not cfg.force:
             console.finished_before(folder.path, done)
@@ -116,9 +116,9 @@ def memory_format(cfg: DictConfig) -> torch.memory_format:
 
 def run_folder(cfg: DictConfig) -> Path:
     """Where Hydra put the run; the same place where there is no Hydra application around."""
-    return Path(
-        HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else f"{cfg.output_dir}/{run_name(cfg)}"
-    )
+    if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+        return Path(HydraConfig.get().runtime.output_dir)
+    return Path(cfg.output_dir, run_name(cfg))
 
 
 def best_achievable(dataset: Dataset, panel: ExpertPanel) -> dict[str, float] | None:
@@ -129,15 +129,15 @@ def best_achievable(dataset: Dataset, panel: ExpertPanel) -> dict[str, float] | 
 
 
 def expert_facts(panel: ExpertPanel, dataset: Dataset) -> list[dict[str, Any]]:
-    """Each expert's realised accuracy on both splits."""
-    right = {
-        split: (panel.predictions(split, data.labels) == data.labels[:, None]).double().mean(0).tolist()
-        for split, data in (("train", dataset.train), ("test", dataset.test))
-    }
-    return [
-        {"name": name, "train_accuracy": 100 * train, "test_accuracy": 100 * test}
-        for name, train, test in zip(panel.names, right["train"], right["test"], strict=True)
-    ]
+    """Each expert's realised accuracy on both splits, over the answers that were given."""
+    facts: list[dict[str, Any]] = [{"name": name} for name in panel.names]
+    for split in ("train", "test"):
+        labels = getattr(dataset, split).labels
+        table = panel.predictions(split, labels)  # [N, J]
+        right, given = (table == labels[:, None]).sum(0), (table >= 0).sum(0)  # [J], [J]
+        for fact, hits, answers in zip(facts, right.tolist(), given.tolist(), strict=True):
+            fact[f"{split}_accuracy"] = 100 * hits / answers if answers else None
+    return facts
 
 
 def is_due(epoch: int, every: int) -> bool:

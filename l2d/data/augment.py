@@ -1,39 +1,129 @@
 """Augmentation of a whole batch on its device, with randomness of its own for every sample."""
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from l2d.errors import UserError
+
 PADDING = 4
+AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of a random resized crop, as in torchvision
+
+Size = tuple[int, int]  # height, width that the model sees
+Augmentation = Callable[[Tensor, Size, Generator], Tensor]  # [B, C, H, W] -> [B, C, *size]
 
 
-def crop_flip(images: Tensor, generator: Generator) -> Tensor:
-    """Pad by 4 (reflected), crop back to size at a random place, flip half of them: the CIFAR recipe."""
-    return flip(crop(images, generator), generator)
+def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
+    """Pad by 4 (reflected), crop to size at a random place, flip half of them: the CIFAR recipe, in one gather."""
+    rows, columns = (
+        _reflected(have, want, images, generator) for have, want in zip(images.shape[-2:], size, strict=True)
+    )
+    columns = torch.where(_coin(images, generator)[:, None], columns.flip(1), columns)  # [B, width]
+    pixels = rows[:, :, None] * images.shape[-1] + columns[:, None, :]  # [B, *size]
+    pixels = pixels.flatten(1)[:, None].expand(-1, images.shape[1], -1)  # [B, C, height * width]
+    return images.flatten(2).gather(2, pixels).unflatten(2, size)
 
 
-def crop(images: Tensor, generator: Generator) -> Tensor:
-    height, width = images.shape[-2:]
-    padded = F.pad(images, [PADDING] * 4, mode="reflect")  # [B, C, H+8, W+8]
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # [B, C, 9, 9, H, W], a view
-    top, left = _integers(2 * PADDING + 1, images, generator), _integers(2 * PADDING + 1, images, generator)
-    rows = torch.arange(len(images), device=images.device)
-    return windows[rows, :, top, left]  # [B, C, H, W]
+def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
+    """The centre of the image, mirrored in half of the cases."""
+    images = centre_crop(images, size)
+    return torch.where(_coin(images, generator)[:, None, None, None], images.flip(-1), images)
 
 
-def flip(images: Tensor, generator: Generator) -> Tensor:
-    chosen = _integers(2, images, generator).bool()  # [B]
-    return torch.where(chosen[:, None, None, None], images.flip(-1), images)
+def random_resized_crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
+    """A box of random area, shape and place, resampled to size, and half of them flipped: the ImageNet recipe."""
+    height, width = (torch.full((len(images),), side, device=images.device) for side in images.shape[-2:])
+    boxes = random_boxes(height, width, generator)  # [B, 4]
+    return resample(images, boxes, _coin(images, generator), size)
+
+
+def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
+    """Boxes [B, 4] (top, left, height, width) for images of these sizes [B], with torchvision's distribution.
+
+    Area uniform in 0.08..1 of the image, log(width / height) uniform in +-log(4/3), rounded; the first of ten tries that
+    fits, else the largest centred box of an allowed shape; its place uniform.
+    """
+    u = torch.rand(len(height), 2, TRIES + 1, generator=generator, device=height.device)
+    area = (AREA[0] + (AREA[1] - AREA[0]) * u[:, 0, :TRIES]) * (height * width)[:, None]  # [B, tries]
+    ratio = torch.exp(math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * u[:, 1, :TRIES])
+    h, w = torch.sqrt(area / ratio).round(), torch.sqrt(area * ratio).round()
+    fits = (w > 0) & (w <= width[:, None]) & (h > 0) & (h <= height[:, None])
+    first = fits.byte().argmax(1, keepdim=True)
+    found = fits.any(1)
+    h = torch.where(found, h.gather(1, first)[:, 0], torch.minimum(height, (width / RATIO[0]).round()))
+    w = torch.where(found, w.gather(1, first)[:, 0], torch.minimum(width, (height * RATIO[1]).round()))
+    top = torch.where(found, u[:, 0, -1] * (height - h + 1), (height - h) / 2).floor()
+    left = torch.where(found, u[:, 1, -1] * (width - w + 1), (width - w) / 2).floor()
+    return torch.stack((top, left, h, w), dim=1).long()
+
+
+def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Tensor:
+    """Box b of image b at the new size, bilinear, left and right exchanged where `mirrored` [B] says so.
+
+    One grid_sample; but bytes on the CPU, for which PyTorch has a faster kernel, go through it one by one in threads.
+    """
+    if images.dtype == torch.uint8 and images.device.type == "cpu":
+        return torch.cat(list(_threads.map(_resize, images, boxes.tolist(), mirrored.tolist(), repeat(size))))
+    top, left, h, w = boxes.T
+    y = _positions(top, h, size[0]) * (2 / images.shape[2]) - 1  # [B, height], -1..1 over the image
+    x = _positions(left, w, size[1]) * (2 / images.shape[3]) - 1  # [B, width]
+    x = torch.where(mirrored[:, None], x.flip(1), x)
+    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)  # [B, *size, 2]
+    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def centre_crop(images: Tensor, size: Size) -> Tensor:
+    top, left = ((have - want) // 2 for have, want in zip(images.shape[-2:], size, strict=True))
+    return images[..., top : top + size[0], left : left + size[1]]
+
+
+_threads = ThreadPoolExecutor(torch.get_num_threads())
+
+
+def _resize(image: Tensor, box: list[int], mirrored: bool, size: Size) -> Tensor:
+    top, left, height, width = box
+    inside = image[None, :, top : top + height, left : left + width]
+    resized = F.interpolate(inside, size, mode="bilinear", antialias=True)
+    return resized.flip(-1) if mirrored else resized
+
+
+def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:
+    """Where `count` pixels sample the stretch [start, start + length], kept half a pixel inside it: [B, count]."""
+    steps = (torch.arange(count, device=start.device) + 0.5) / count
+    inside = torch.minimum((steps * length[:, None]).clamp_min(0.5), length[:, None] - 0.5)
+    return start[:, None] + inside
+
+
+def _reflected(length: int, count: int, images: Tensor, generator: Generator) -> Tensor:
+    """`count` neighbours at a random place of a padded axis, as the places in 0..length-1 they mirror: [B, count]."""
+    start = _integers(length + 2 * PADDING - count + 1, images, generator) - PADDING  # [B]
+    place = (start[:, None] + torch.arange(count, device=images.device)).abs()
+    return (length - 1) - ((length - 1) - place).abs()
+
+
+def _coin(images: Tensor, generator: Generator) -> Tensor:
+    return _integers(2, images, generator).bool()  # [B]
 
 
 def _integers(high: int, images: Tensor, generator: Generator) -> Tensor:
     return torch.randint(high, (len(images),), generator=generator, device=images.device)  # [B]
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, Generator], Tensor] | None] = {
+AUGMENTATIONS: dict[str, Augmentation | None] = {
     "none": None,
     "flip": flip,
     "crop_flip": crop_flip,
+    "random_resized_crop_flip": random_resized_crop_flip,
 }
+
+
+def augmentation(name: str) -> Augmentation | None:
+    """By its name; None stands for the centre of the image as it is."""
+    if name not in AUGMENTATIONS:
+        raise UserError(f"dataset.augment={name} is not one of {', '.join(AUGMENTATIONS)}.")
+    return AUGMENTATIONS[name]

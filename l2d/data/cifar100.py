@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from l2d.data.dataset import Dataset, Split
 from l2d.errors import UserError
@@ -22,6 +23,12 @@ BIOLOGICAL = (
     "aquatic_mammals", "fish", "insects", "large_carnivores", "large_omnivores_and_herbivores",
     "medium_mammals", "non-insect_invertebrates", "people", "reptiles", "small_mammals",
 )  # fmt: skip
+# What is read of each file.
+KEYS = {
+    "train": ("data", "fine_labels", "coarse_labels"),
+    "test": ("data", "fine_labels"),
+    "meta": ("fine_label_names", "coarse_label_names"),
+}
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
@@ -30,24 +37,30 @@ def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
     if download:
         from torchvision.datasets import CIFAR100
 
-        CIFAR100(root, download=True)
+        try:
+            CIFAR100(root, download=True)
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"CIFAR-100 cannot be fetched ({error}); put its folder cifar-100-python into dataset.root={root} yourself."
+            ) from error
     folder = Path(root) / "cifar-100-python"
     if not folder.is_dir():
         raise UserError(
             f"dataset.root={root} has no folder cifar-100-python; point dataset.root at the folder that holds it, "
             "or let dataset.download=true fetch it."
         )
-    raw = {part: _read(folder / part, MD5[part] if verify else None) for part in MD5}
+    raw = {part: _read(folder / part, MD5[part] if verify else None, KEYS[part]) for part in MD5}
     fine, coarse = raw["meta"]["fine_label_names"], raw["meta"]["coarse_label_names"]
+    train = _split(folder / "train", raw["train"], len(fine))
+    superclasses = _labels(folder / "train", raw["train"], "coarse_labels", len(coarse))
     groups: dict[str, list[int]] = {superclass: [] for superclass in coarse}
-    superclass_of = dict(zip(raw["train"]["fine_labels"], raw["train"]["coarse_labels"], strict=True))
-    for label in sorted(superclass_of):
-        groups[coarse[superclass_of[label]]].append(label)
+    for label, superclass in sorted(dict(zip(train.labels.tolist(), superclasses.tolist(), strict=True)).items()):
+        groups[coarse[superclass]].append(label)
     groups["animal"] = [label for superclass in BIOLOGICAL for label in groups.get(superclass, [])]
     return Dataset(
         name=name,
         class_names=list(fine),
-        train=_split(folder / "train", raw["train"], len(fine)),
+        train=train,
         test=_split(folder / "test", raw["test"], len(fine)),
         image_shape=(3, 32, 32),
         groups=groups,
@@ -58,20 +71,24 @@ def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
 
 
 def _split(path: Path, raw: dict[str, Any], num_classes: int) -> Split:
-    labels = torch.tensor(raw["fine_labels"], dtype=torch.int64)
-    images = np.asarray(raw["data"])
-    if (
-        images.dtype != np.uint8
-        or images.shape != (len(labels), 3072)
-        or not 0 <= labels.min() <= labels.max() < num_classes
-    ):
+    images = np.require(raw["data"], requirements=["C", "W"])
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
+        raise UserError(f"{path} does not hold 3072 bytes an image; fetch CIFAR-100 again.")
+    return Split(torch.from_numpy(images.reshape(-1, 3, 32, 32)), _labels(path, raw, "fine_labels", num_classes))
+
+
+def _labels(path: Path, raw: dict[str, Any], key: str, count: int) -> Tensor:
+    """One whole number below `count` for every image: [N]."""
+    labels = np.asarray(raw[key])
+    fits = labels.shape == (len(raw["data"]),) and labels.size and np.issubdtype(labels.dtype, np.integer)
+    if not fits or labels.min() < 0 or labels.max() >= count:
         raise UserError(
-            f"{path} does not hold N x 3072 bytes with a label below {num_classes} each; fetch CIFAR-100 again."
+            f"{path} does not hold one label from 0 to {count - 1} for each image in its {key}; fetch CIFAR-100 again."
         )
-    return Split(torch.from_numpy(images.reshape(-1, 3, 32, 32)), labels)
+    return torch.from_numpy(labels.astype(np.int64))
 
 
-def _read(path: Path, md5: str | None) -> dict[str, Any]:
+def _read(path: Path, md5: str | None, keys: tuple[str, ...]) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -85,11 +102,9 @@ def _read(path: Path, md5: str | None) -> dict[str, Any]:
         )
     try:
         loaded = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-        return {key.decode() if isinstance(key, bytes) else key: _text(value) for key, value in loaded.items()}
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path} is damaged ({error}); fetch CIFAR-100 again.") from error
+        return {key: _text(loaded[key.encode()]) for key in keys}
+    except Exception as error:  # a damaged pickle may raise anything
+        raise UserError(f"{path} is not CIFAR-100's ({error}); fetch it again.") from error
 
 
 def _text(value: Any) -> Any:
@@ -107,7 +122,5 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise UserError(
-                f"The file asks to load {module}.{name}, which CIFAR-100 never does: refused, nothing was run."
-            )
+            raise pickle.UnpicklingError(f"it asks to load {module}.{name}: refused, nothing was run")
         return super().find_class(module, name)

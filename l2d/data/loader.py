@@ -1,13 +1,14 @@
 """Resident data: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from l2d.data.augment import AUGMENTATIONS
+from l2d.data.augment import augmentation, centre_crop
 from l2d.data.dataset import Dataset, Split
+from l2d.errors import UserError
 
 
 class Batch(NamedTuple):
@@ -35,12 +36,15 @@ def make_loader(
     memory_format: torch.memory_format,
 ) -> Loader:
     """The way to feed the device that fits the split: `expert_table(epoch)` gives the experts' predictions [N, J]."""
+    from l2d.data.stream import StreamLoader  # here, because it builds on this module
+
     data = getattr(dataset, split)
-    return ResidentLoader(dataset, data, expert_table, batch_size, device, seed, split == "train", memory_format)
+    kind = ResidentLoader if isinstance(data.images, Tensor) else StreamLoader
+    return kind(dataset, data, expert_table, batch_size, device, seed, split == "train", memory_format)
 
 
-class ResidentLoader:
-    """Batches of one split. Order and augmentation of epoch e, step s follow from (seed, e, s) alone."""
+class SplitLoader:
+    """What both ways of feeding share. Order and augmentation of epoch e, step s follow from (seed, e, s) alone."""
 
     def __init__(
         self,
@@ -53,45 +57,69 @@ class ResidentLoader:
         train: bool = False,
         memory_format: torch.memory_format = torch.contiguous_format,
     ):
-        self.images = split.images.to(device)
         self.labels = split.labels.to(device)
         self.expert_table = expert_table
-        self.expert_predictions = expert_table(0).to(device)
+        self.expert_predictions, self.table_epoch = expert_table(0).to(device), 0
         self.batch_size = min(batch_size, len(split))
-        self.augment = AUGMENTATIONS[dataset.augment] if train else None
+        self.size = dataset.image_shape[1:]
+        self.augment = augmentation(dataset.augment) if train else None
         self.generator = torch.Generator(device)
         self.device, self.seed, self.train = device, seed, train
         self.memory_format = memory_format
-        if self.images.dtype == torch.uint8:
-            mean = torch.tensor(dataset.mean, device=device).view(-1, 1, 1)
-            std = torch.tensor(dataset.std, device=device).view(-1, 1, 1)
-            self.scale, self.shift = 1 / (255 * std), -mean / std
+        self.scale: Tensor | None = None
 
     def __len__(self) -> int:
         """Training drops the incomplete last batch, so that every step has the same shapes; evaluation drops nothing."""
         whole, rest = divmod(len(self.labels), self.batch_size)
         return whole if self.train else whole + bool(rest)
 
-    def epoch(self, epoch: int = 0) -> Iterator[Batch]:
-        order = self._order(epoch)  # [N]
-        if epoch:
-            self.expert_predictions = self.expert_table(epoch).to(self.device)
-        for step in range(len(self)):
-            index = order[step * self.batch_size : (step + 1) * self.batch_size]  # [B]
-            images = self.images[index]
-            if self.augment:
-                self.generator.manual_seed(mix(self.seed, epoch, step))
-                images = self.augment(images, self.generator)
-            if images.dtype == torch.uint8:
-                images = torch.addcmul(self.shift, images.float(), self.scale)
-            images = images.contiguous(memory_format=self.memory_format)
-            yield Batch(images, self.labels[index], self.expert_predictions[index])
+    def normalise_bytes(self, dataset: Dataset) -> None:
+        """From here on a pixel x becomes (x / 255 - mean) / std."""
+        mean, std = (torch.tensor(v, device=self.device).view(-1, 1, 1) for v in (dataset.mean, dataset.std))
+        self.scale, self.shift = 1 / (255 * std), -mean / std
 
-    def _order(self, epoch: int) -> Tensor:
-        if not self.train:
-            return torch.arange(len(self.labels), device=self.device)
-        shuffle = torch.Generator().manual_seed(mix(self.seed, epoch, -1))  # on the CPU: the same on every device
-        return torch.randperm(len(self.labels), generator=shuffle).to(self.device)
+    def indices(self, epoch: int) -> tuple[Tensor, ...]:
+        """The samples of every step, on the CPU, so that they are the same on every device; and the epoch's experts."""
+        if epoch != self.table_epoch:
+            self.expert_predictions, self.table_epoch = self.expert_table(epoch).to(self.device), epoch
+        order = torch.arange(len(self.labels))
+        if self.train:
+            shuffle = torch.Generator().manual_seed(mix(self.seed, epoch, -1))
+            order = torch.randperm(len(self.labels), generator=shuffle)
+        return order.split(self.batch_size)[: len(self)]
+
+    def batch(self, images: Tensor, index: Tensor, epoch: int, step: int) -> Batch:
+        """Augment and normalise on the device; `index` [B] says which samples these are."""
+        if self.augment:
+            self.generator.manual_seed(mix(self.seed, epoch, step))
+            images = self.augment(images, self.size, self.generator)
+        else:
+            images = centre_crop(images, self.size)
+        images = images.to(torch.float32, memory_format=self.memory_format)
+        if self.scale is not None:
+            images = torch.addcmul(self.shift, images, self.scale, out=images)
+        return Batch(images, self.labels.index_select(0, index), self.expert_predictions.index_select(0, index))
+
+
+class ResidentLoader(SplitLoader):
+    """Batches of a split whose images are in one tensor on the device."""
+
+    def __init__(self, dataset: Dataset, split: Split, *args: Any, **kwargs: Any):
+        super().__init__(dataset, split, *args, **kwargs)
+        assert isinstance(split.images, Tensor)
+        self.images = split.images.to(self.device)
+        if self.images.dtype == torch.uint8:
+            self.normalise_bytes(dataset)
+        if any(have < want for have, want in zip(self.images.shape[-2:], self.size, strict=True)):
+            raise UserError(
+                f"The images are kept at {self.images.shape[2]} x {self.images.shape[3]}, smaller than the "
+                f"{self.size[0]} x {self.size[1]} that the model sees; use a dataset.resize of at least dataset.size."
+            )
+
+    def epoch(self, epoch: int = 0) -> Iterator[Batch]:
+        order = torch.cat(self.indices(epoch)).to(self.device)
+        for step, index in enumerate(order.split(self.batch_size)):
+            yield self.batch(self.images.index_select(0, index), index, epoch, step)
 
 
 def mix(*numbers: int) -> int:

@@ -1,5 +1,6 @@
 """A panel: the experts' predictions on every split, whichever way they came about."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,31 +8,46 @@ from torch import Tensor, from_numpy
 
 from l2d.data.dataset import Dataset
 from l2d.errors import UserError
-from l2d.experts.simulator import simulate
+from l2d.experts.simulator import MISSING, confusion_matrix, simulate, table_dtype, uniform_confusion
 
 _STREAMS = {"test": 0, "train": 1}  # training epoch e (resample=per_epoch) uses stream 1 + e
 
 
 @dataclass
 class ExpertPanel:
-    """J experts: `matrix` [J, K] of those that are simulated, `recorded` answers per split of those that are not."""
+    """J experts: the `recorded` ones first, then those simulated from accuracies or from confusions."""
 
     names: list[str]
-    matrix: np.ndarray | None = None
-    recorded: dict[str, np.ndarray] = field(default_factory=dict)  # split -> [N, J]
+    matrix: np.ndarray | None = None  # [J, K], where every expert is simulated from it
+    recorded: dict[str, np.ndarray] = field(default_factory=dict)  # split -> [N, number of recorded]
+    confusion: np.ndarray | None = None  # [number of simulated, K, K]
     resample: str = "once"
     seed: int = 0
+    _tables: dict[str, tuple[Tensor, int, Tensor]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.resample not in ("once", "per_epoch"):
+            raise UserError(f"experts.resample={self.resample} must be once or per_epoch.")
 
     @property
     def num(self) -> int:
         return len(self.names)
 
     def predictions(self, split: str, labels: Tensor, epoch: int = 0) -> Tensor:
-        """The table [N, J]; redrawn for every training epoch only if `resample` is `per_epoch`."""
-        if self.matrix is None:
-            return from_numpy(self.recorded[split])
-        again = epoch if split == "train" and self.resample == "per_epoch" else 0
-        return from_numpy(simulate(self.matrix, labels.numpy(), self.seed, _STREAMS[split] + again))
+        """The table [N, J]; redrawn for every training epoch only if `resample` is `per_epoch`, and kept until then."""
+        stream = _STREAMS[split] + (epoch if split == "train" and self.resample == "per_epoch" else 0)
+        kept = self._tables.get(split)
+        if kept is None or kept[0] is not labels or kept[1] != stream:
+            self._tables.pop(split, None)  # the old table goes before the new one comes
+            kept = self._tables[split] = (labels, stream, self._draw(split, labels, stream))
+        return kept[2]
+
+    def _draw(self, split: str, labels: Tensor, stream: int) -> Tensor:
+        simulated = self.confusion if self.matrix is None else self.matrix
+        tables = [self.recorded[split]] if self.recorded else []
+        if simulated is not None:
+            tables.append(simulate(simulated, labels.numpy(), self.seed, stream))
+        return from_numpy(tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1))  # [N, J]
 
 
 def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: str, seed: int) -> ExpertPanel:
@@ -44,25 +60,87 @@ def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: 
             f"The experts' accuracy matrix has shape {matrix.shape}; it must be [number of experts, "
             f"{dataset.num_classes} classes] with entries between 0 and 1."
         )
-    if resample not in ("once", "per_epoch"):
-        raise UserError(f"experts.resample={resample} must be once or per_epoch.")
     return ExpertPanel([f"expert_{j}" for j in range(len(matrix))], matrix, resample=resample, seed=seed)
 
 
-def human(dataset: Dataset, num: int) -> ExpertPanel:
-    """The dataset's own annotators, the first `num` of them."""
+def human(dataset: Dataset, num: int | None, annotators: Sequence[str | int] | None = None) -> ExpertPanel:
+    """The dataset's own annotators: the first `num` of them (all if null), or those that `annotators` names."""
+    names = _chosen(dataset, annotators)
+    num = len(names) if num is None else num
+    if not 1 <= num <= len(names):
+        raise UserError(
+            f"experts.num={num}: dataset={dataset.name} has {len(names)} annotators, so choose 1 to {len(names)}, "
+            "or let experts=mixed add simulated ones."
+        )
+    if annotators is not None and num < len(names):
+        raise UserError(
+            f"experts.num={num} does not fit the {len(names)} annotators that experts.annotators names; "
+            "set it to null or to their number."
+        )
+    return ExpertPanel(names[:num], recorded=_recorded(dataset, names[:num]))
+
+
+def mixed(
+    dataset: Dataset, num: int | None, annotators: Sequence[str | int] | None, extra: str, resample: str, seed: int
+) -> ExpertPanel:
+    """Annotators first, then simulated experts up to `num`, made in turn after the first annotator, the second, ...
+
+    An extra answers independently with its model's confusion matrix on the training split (`extra: confusion`), or with
+    that annotator's overall accuracy there and wrong answers spread evenly (`extra: accuracy`).
+    """
+    if extra not in ("confusion", "accuracy"):
+        raise UserError(f"experts.extra={extra} must be confusion or accuracy.")
+    names = _chosen(dataset, annotators)
+    if num is None or num <= len(names):
+        return human(dataset, num, annotators)
+    models, extras = {}, [names[i % len(names)] for i in range(num - len(names))]
+    labels, num_classes = dataset.train.labels.numpy(), dataset.num_classes
+    for name in dict.fromkeys(extras):
+        answers = dataset.annotators[name]["train"]
+        given = answers != MISSING
+        if not given.any():
+            raise UserError(f"Annotator {name} has no answer in the training split, so no expert can be made after it.")
+        models[name] = (
+            confusion_matrix(answers, labels, num_classes)
+            if extra == "confusion"
+            else uniform_confusion(float(np.mean(answers[given] == labels[given])), num_classes)
+        )
+    return ExpertPanel(
+        names + [f"{name}_simulated_{i // len(names) + 1}" for i, name in enumerate(extras)],
+        recorded=_recorded(dataset, names),
+        confusion=np.stack([models[name] for name in extras]),
+        resample=resample,
+        seed=seed,
+    )
+
+
+def _recorded(dataset: Dataset, names: list[str]) -> dict[str, np.ndarray]:
+    dtype = table_dtype(dataset.num_classes)
+    return {
+        split: np.stack([dataset.annotators[name][split] for name in names], axis=1).astype(dtype)  # [N, J]
+        for split in ("train", "test")
+    }
+
+
+def _chosen(dataset: Dataset, annotators: Sequence[str | int] | None) -> list[str]:
     have = list(dataset.annotators)
     if not have:
         raise UserError(
-            f"experts=human needs recorded annotators, and dataset={dataset.name} has none; "
+            f"experts=human and experts=mixed need recorded annotators, and dataset={dataset.name} has none; "
             "use simulated experts (for example experts=specialist), or a dataset with annotators (micebone, chaoyang, folder)."
         )
-    if not 1 <= num <= len(have):
+    if annotators is None:
+        return have
+    annotators = annotators if isinstance(annotators, list | tuple) else [annotators]
+    names = [_match(wanted, have) for wanted in annotators]
+    if not names or None in names or len(set(names)) < len(names):
         raise UserError(
-            f"experts.num={num}: dataset={dataset.name} has {len(have)} annotators, so choose 1 to {len(have)}."
+            f"experts.annotators={annotators} must name annotators of dataset={dataset.name}, each once: {', '.join(have)}."
         )
-    names = have[:num]
-    recorded = {
-        split: np.stack([dataset.annotators[name][split] for name in names], axis=1) for split in ("train", "test")
-    }
-    return ExpertPanel(names, recorded=recorded)
+    return [name for name in names if name]
+
+
+def _match(wanted: str | int, have: list[str]) -> str | None:
+    """The annotator meant by 047, which YAML may have read as 47, or as 39 (octal)."""
+    spellings = [str(wanted), str(wanted).zfill(3)] + ([f"0{wanted:o}"] if isinstance(wanted, int) else [])
+    return next((name for name in spellings if name in have), None)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import torch
-from hydra.utils import get_method
 from torch import Tensor, nn
 
+from l2d.config import locate
 from l2d.errors import UserError
 from l2d.losses.base import BASES
 from l2d.losses.formulations import FORMULATIONS
@@ -37,7 +37,7 @@ def _named(choice: str | Callable, known: dict[str, Callable], what: str) -> Cal
     if choice in known:
         return known[choice]
     try:
-        return get_method(choice)
+        return locate(choice)
     except Exception as error:
         raise UserError(
             f"loss.{what}={choice} is neither one of {', '.join(known)} nor the dotted path of a function."

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from multiprocessing import current_process
 
 import torch
 
@@ -19,7 +20,7 @@ class Device:
     def choose(cls, name: str, precision: str) -> "Device":
         """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32."""
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
+            name = f"cuda:{_worker() % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
         try:
             device = torch.device(name)
         except (RuntimeError, TypeError) as error:
@@ -45,6 +46,12 @@ class Device:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def _worker() -> int:
+    """The number of this process among the workers of the joblib launcher, so that each has a GPU of its own; else 0."""
+    name, _, number = current_process().name.partition("-")
+    return int(number) - 1 if name == "LokyProcess" else 0
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:

@@ -1,0 +1,180 @@
+"""Resident images: decoded once, in parallel, into a file that later starts only map into memory."""
+
+import hashlib
+import json
+import logging
+import os
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from l2d.data.files import ImageFiles, open_image
+from l2d.errors import UserError
+
+_FORMAT = "l2d images 1"
+_TAIL = struct.Struct("<QI")  # bytes of the footer, checksum of everything before this tail
+_CHUNK = 256  # images decoded ahead of the writer
+_LOG = logging.getLogger("l2d")
+
+
+def load_images(
+    files: dict[str, ImageFiles], size: int, feed: str, cache: str | None, workers: int | None, on_error: str
+) -> dict[str, tuple[Tensor | ImageFiles, list[int]]]:
+    """The images of every split, resident (uint8 [N, 3, size, size], mapped) or left on disk, and which of them are kept."""
+    needed = sum(map(len, files.values())) * 3 * size * size
+    if feed == "auto":
+        free = available_memory() // 2  # the other half is for the model and the rest of the machine
+        feed = "resident" if needed <= free else "stream"
+        if feed == "stream":
+            notice(
+                f"The decoded images need {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free for them, "
+                "so they are streamed from disk (dataset.feed=resident insists)."
+            )
+    if feed == "stream":
+        return {split: (listed, list(range(len(listed)))) for split, listed in files.items()}
+    return {split: _resident(listed, size, cache_folder(cache), workers, on_error) for split, listed in files.items()}
+
+
+def cache_folder(setting: str | None) -> Path:
+    """`dataset.cache`, or l2d in the user's own cache folder."""
+    if setting:
+        return Path(setting).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "l2d"
+
+
+def available_memory() -> int:
+    """Bytes free in RAM, or on the GPU where that has fewer."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        ram = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram, torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else ram
+
+
+def notice(message: str) -> None:
+    """A warning for the log, and for the terminal where the log goes elsewhere."""
+    _LOG.warning(message)
+    if _LOG.hasHandlers():
+        sys.stderr.write(f"l2d: {message}\n")
+
+
+def decode(path: Path, size: int) -> np.ndarray:
+    """[3, size, size] uint8: the shorter side resized to `size`, then the centre."""
+    image = open_image(path)
+    width, height = (int(size * side / min(image.size)) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
+
+
+def _resident(
+    files: ImageFiles, size: int, folder: Path, workers: int | None, on_error: str
+) -> tuple[Tensor, list[int]]:
+    """Map the cache of exactly these files, making it first if there is none or it is not what was written."""
+    stats = [os.stat(files.root / path) for path in files.paths]
+    identity = [_FORMAT, str(files.root.resolve()), size, files.paths]
+    key = _digest([*identity, [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
+    path = folder / f"{_digest(identity)[:24]}.images"
+    found = _map(path, key, size)
+    if found is None:
+        _write(path, key, files, size, workers)
+        found = _map(path, key, size)
+    if found is None:
+        raise UserError(f"{path} does not read back as it was written; choose another folder with dataset.cache.")
+    images, damaged = found
+    if damaged:
+        names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+        if on_error == "error":
+            raise UserError(
+                f"{len(damaged)} of {len(files)} images cannot be read: {names}; replace them, "
+                "or leave them out with dataset.on_error=skip."
+            )
+        notice(f"{len(damaged)} of {len(files)} images cannot be read and are left out: {names}.")
+    lost = set(damaged)
+    return images, [i for i, name in enumerate(files.paths) if name not in lost]
+
+
+def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
+    """Pixels and damaged files from the cache; None unless every byte is as it was written, for these very files."""
+    try:
+        content = np.memmap(path, dtype=np.uint8, mode="c")
+    except (OSError, ValueError):  # not there, not readable, empty
+        return None
+    end = len(content) - _TAIL.size
+    length, checksum = _TAIL.unpack(content[end:].tobytes()) if end >= 0 else (0, 0)
+    if not 0 < length <= end or zlib.crc32(content[:end].data) != checksum:
+        return None
+    footer = json.loads(content[end - length : end].tobytes())
+    if footer["key"] != key:
+        return None
+    return torch.from_numpy(content[: end - length].reshape(-1, 3, size, size)), footer["damaged"]
+
+
+def _write(path: Path, key: str, files: ImageFiles, size: int, workers: int | None) -> None:
+    """Pixels, footer, tail; under a temporary name until it is whole, so that no reader ever meets half a file."""
+
+    def pixels(name: str) -> bytes | None:
+        try:
+            return decode(files.root / name, size).tobytes()
+        except UserError:
+            return None
+
+    checksum, damaged = 0, []
+    with _replacing(path) as out, ThreadPoolExecutor(workers or os.cpu_count()) as pool, _progress() as bar:
+        text = f"decoding {len(files):,} images, once ({len(files) * 3 * size * size / 1e9:.1f} GB)"
+        task = bar.add_task(text, total=len(files))
+        for start in range(0, len(files), _CHUNK):
+            names = files.paths[start : start + _CHUNK]
+            for name, data in zip(names, pool.map(pixels, names), strict=True):
+                if data is None:
+                    damaged.append(name)
+                    continue
+                checksum = zlib.crc32(data, checksum)
+                out.write(data)
+            bar.advance(task, len(names))
+        footer = json.dumps({"key": key, "damaged": damaged}).encode()
+        out.write(footer + _TAIL.pack(len(footer), zlib.crc32(footer, checksum)))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator:
+    """A file to write that takes the place of `path` in one step at the end, or leaves no trace."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        with os.fdopen(handle, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"The image cache {path} cannot be written ({error.strerror}); choose another folder with dataset.cache, "
+            "or do without it with dataset.feed=stream."
+        ) from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _progress() -> Progress:
+    terminal = Console(stderr=True)
+    return Progress(console=terminal, transient=True, disable=not terminal.is_terminal)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

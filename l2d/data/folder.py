@@ -1,0 +1,88 @@
+"""Your own images: a folder per class, or a manifest with labels and annotators' answers."""
+
+from pathlib import Path
+from typing import Any
+
+from l2d.data.dataset import Dataset
+from l2d.data.listing import MISSING, SUFFIXES, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
+from l2d.errors import UserError
+
+COLUMNS = ["path", "label", "split"]
+
+
+def folder(
+    name: str,
+    root: str,
+    manifest: str | None,
+    classes: list[str] | None,
+    groups: dict[str, list[str]] | None,
+    annotators: list[str] | None,
+    size: int,
+    resize: int,
+    augment: str,
+    feed: str,
+    cache: str | None,
+    workers: int | None,
+    on_error: str,
+) -> Dataset:
+    """<root>/{train,test}/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
+
+    Classes are those found, sorted, unless `classes` lists them; then a label may also be a number, an index into it.
+    """
+    for key, value, kind in (("classes", classes, list), ("annotators", annotators, list), ("groups", groups, dict)):
+        if value is not None:
+            of_kind(key, value, kind)
+    for group, chosen in (groups or {}).items():
+        of_kind(f"groups.{group}", chosen, list)
+    place = existing_root(root) if manifest else existing_root(root, "train", "test")
+    rows = read_rows(place / str(manifest), COLUMNS) if manifest else _walk(place)
+    if annotators is None:
+        annotators = list(dict.fromkeys(column for row in rows for column in row if column not in COLUMNS))
+    absent = [a for a in annotators if not any(a in row for row in rows)]
+    if absent:
+        raise UserError(
+            f"dataset.annotators names {', '.join(absent)}, which is no column of {manifest or 'a folder tree'}."
+        )
+    found = sorted({_text(row["label"]) for row in rows} - {""}, key=lambda c: (int(c) if c.isdecimal() else -1, c))
+    class_names = found if classes is None else [str(c) for c in classes]
+    if len(set(class_names)) < len(class_names) or "" in class_names:
+        raise UserError(f"The classes {', '.join(class_names)} must have a name each, and different ones.")
+
+    splits = {split: Listing(answers={a: [] for a in annotators}) for split in ("train", "test")}
+    for row in rows:
+        where = f"{manifest or root}, {row['path']}"
+        listed = splits.get(_text(row["split"]))
+        if listed is None:
+            raise UserError(f"{where}: split '{row['split']}' must be train or test.")
+        listed.paths.append(row["path"])
+        listed.labels.append(class_index(_text(row["label"]), class_names, f"{where}, label", classes is not None))
+        for a in annotators:
+            answer = _text(row.get(a))
+            listed.answers[a].append(
+                class_index(answer, class_names, f"{where}, {a}", classes is not None) if answer else MISSING
+            )
+    if not set(splits["test"].labels) <= set(splits["train"].labels):
+        unseen = next(k for k in splits["test"].labels if k not in splits["train"].labels)
+        raise UserError(f"Class {class_names[unseen]} has test images in {root} but no training images; it needs both.")
+    members = {
+        group: [class_index(c, class_names, f"dataset.groups.{group}", indices=False) for c in chosen]
+        for group, chosen in (groups or {}).items()
+    }
+    return image_dataset(
+        name, place, class_names, splits, members, size, resize, augment, feed, cache, workers, on_error
+    )  # fmt: skip
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def _walk(root: Path) -> list[dict[str, Any]]:
+    """The rows that a manifest of this folder tree would have."""
+    return [
+        {"path": str(path.relative_to(root)), "label": kind.name, "split": split}
+        for split in ("train", "test")
+        for kind in sorted(p for p in (root / split).iterdir() if p.is_dir() and not p.name.startswith("."))
+        for path in sorted(kind.rglob("*"))
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    ]

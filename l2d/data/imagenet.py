@@ -1,0 +1,177 @@
+"""ImageNet (ILSVRC2012) as distributed: <root>/{train,val}/<wnid>/*.JPEG, streamed; the index of its files is cached."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from l2d.data.augment import augmentation
+from l2d.data.cache import cache_folder
+from l2d.data.dataset import Dataset, Split
+from l2d.data.files import ImageFiles
+from l2d.data.listing import MEAN, STD, SUFFIXES, existing_root, one_of
+from l2d.errors import UserError
+
+# The 120 dog classes, in order: 151..268 without 251 and 273..275 of the thousand.
+_DOGS = """
+    n02085620 n02085782 n02085936 n02086079 n02086240 n02086646 n02086910 n02087046 n02087394 n02088094
+    n02088238 n02088364 n02088466 n02088632 n02089078 n02089867 n02089973 n02090379 n02090622 n02090721
+    n02091032 n02091134 n02091244 n02091467 n02091635 n02091831 n02092002 n02092339 n02093256 n02093428
+    n02093647 n02093754 n02093859 n02093991 n02094114 n02094258 n02094433 n02095314 n02095570 n02095889
+    n02096051 n02096177 n02096294 n02096437 n02096585 n02097047 n02097130 n02097209 n02097298 n02097474
+    n02097658 n02098105 n02098286 n02098413 n02099267 n02099429 n02099601 n02099712 n02099849 n02100236
+    n02100583 n02100735 n02100877 n02101006 n02101388 n02101556 n02102040 n02102177 n02102318 n02102480
+    n02102973 n02104029 n02104365 n02105056 n02105162 n02105251 n02105412 n02105505 n02105641 n02105855
+    n02106030 n02106166 n02106382 n02106550 n02106662 n02107142 n02107312 n02107574 n02107683 n02107908
+    n02108000 n02108089 n02108422 n02108551 n02108915 n02109047 n02109525 n02109961 n02110063 n02110185
+    n02110627 n02110806 n02110958 n02111129 n02111277 n02111500 n02111889 n02112018 n02112137 n02112350
+    n02112706 n02113023 n02113186 n02113624 n02113712 n02113799 n02113978 n02115641 n02115913 n02116738
+"""
+DOGS = _DOGS.split()
+SETTLED = 2e9  # ns; a folder that changed less than this ago may change again without its time showing it
+
+Index = dict[str, tuple[int, list[str]]]  # <split>/<wnid> -> time of the folder's last change, its images
+
+
+def imagenet_dogs(
+    name: str,
+    root: str,
+    subset: str | None,
+    size: int,
+    resize: int,
+    augment: str,
+    cache: str | None,
+    workers: int | None,
+    on_error: str,
+) -> Dataset:
+    """The task over the classes found (all thousand, or `subset: dogs`), class = rank of the wnid; group: `dog`."""
+    one_of("on_error", on_error, ("error", "skip"))
+    one_of("subset", subset or "null", ("null", "dogs"))
+    augmentation(augment)  # refuses an unknown name before anything is listed
+    if not (type(size) is type(resize) is int and 1 <= size <= resize):
+        raise UserError(
+            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
+        )
+    if workers is not None and (type(workers) is not int or workers < 0):
+        raise UserError(f"dataset.workers={workers} must be a whole number, or null for as many as there are cores.")
+    place = existing_root(root, "train", "val").resolve()
+    wnids = _classes(place, subset == "dogs")
+    index = file_index(place, [f"{split}/{wnid}" for split in ("train", "val") for wnid in wnids], cache_folder(cache))
+    splits = {}
+    for split in ("train", "val"):
+        files = [index[f"{split}/{wnid}"][1] for wnid in wnids]
+        paths = [f"{split}/{wnid}/{file}" for wnid, names in zip(wnids, files, strict=True) for file in names]
+        if not paths:
+            raise UserError(f"The class folders of {place / split} hold no images.")
+        labels = torch.repeat_interleave(torch.arange(len(wnids)), torch.tensor([len(names) for names in files]))
+        splits[split] = Split(ImageFiles(place, paths, resize, workers, on_error), labels)
+    dogs = set(DOGS)
+    return Dataset(
+        name=name,
+        class_names=wnids,
+        train=splits["train"],
+        test=splits["val"],
+        image_shape=(3, size, size),
+        groups={"dog": [k for k, wnid in enumerate(wnids) if wnid in dogs]},
+        augment=augment,
+        mean=MEAN,
+        std=STD,
+    )
+
+
+def _classes(root: Path, only_dogs: bool) -> list[str]:
+    """The wnids that both splits have a folder of, sorted."""
+    found = {
+        split: {f.name for f in (root / split).glob("n*") if re.fullmatch(r"n\d{8}", f.name) and f.is_dir()}
+        for split in ("train", "val")
+    }
+    for split, other in (("train", "val"), ("val", "train")):
+        if not found[split]:
+            raise UserError(
+                f"{root / split} has no class folders (n01440764, n01443537, ...); ImageNet is read from "
+                "<root>/train/<wnid>/*.JPEG and <root>/val/<wnid>/*.JPEG."
+            )
+        if lacking := sorted(found[other] - found[split]):
+            raise UserError(
+                f"{root / split} lacks {len(lacking)} class folders that {other} has, the first being {lacking[0]}; "
+                "both splits need the same classes."
+            )
+    wnids = sorted(found["train"] & set(DOGS) if only_dogs else found["train"])
+    if not wnids:
+        raise UserError(f"dataset.subset=dogs: none of the class folders in {root / 'train'} is a dog's.")
+    return wnids
+
+
+def file_index(root: Path, folders: list[str], cache: Path) -> Index:
+    """The images of every folder; from the cache where the folder has not changed since."""
+    path = cache / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.index"
+    known = _load(path)
+    for folder in folders:
+        _refuse_outside(root, root / folder)
+    times = {folder: os.stat(root / folder).st_mtime_ns for folder in folders}
+    stale = [folder for folder in folders if folder not in known or known[folder][0] != times[folder]]
+    if stale:
+        terminal = Console(stderr=True)
+        with ThreadPoolExecutor(16) as pool:  # a network disk answers many questions at once
+            listed = track(
+                pool.map(lambda folder: _images(root, folder), stale),
+                f"listing {len(stale)} folders, once",
+                len(stale),
+                console=terminal,
+                transient=True,
+                disable=not terminal.is_terminal,
+            )
+            for folder, names in zip(stale, listed, strict=True):
+                settled = time.time_ns() - times[folder] > SETTLED
+                known[folder] = (times[folder] if settled else 0, names)
+        _save(path, known)
+    return {folder: known[folder] for folder in folders}
+
+
+def _images(root: Path, folder: str) -> list[str]:
+    try:
+        with os.scandir(root / folder) as entries:
+            images = [e for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES and e.name[0] != "."]
+    except OSError as error:
+        raise UserError(f"{root / folder} cannot be listed ({error.strerror}).") from error
+    for entry in images:
+        if entry.is_symlink():
+            _refuse_outside(root, Path(entry.path))
+    return sorted(entry.name for entry in images)
+
+
+def _refuse_outside(root: Path, path: Path) -> None:
+    if not path.resolve().is_relative_to(root):
+        raise UserError(f"{path} leads out of {root}: refused; put the images themselves below dataset.root.")
+
+
+def _load(path: Path) -> Index:
+    """What was saved, or nothing where that is absent or damaged."""
+    try:
+        checksum, content = path.read_bytes().split(b"\n", 1)
+        return json.loads(content) if int(checksum) == zlib.crc32(content) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _save(path: Path, index: Index) -> None:
+    """In one step, so that no reader meets half an index."""
+    content = json.dumps(index).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, delete=False) as file:
+            file.write(b"%d\n" % zlib.crc32(content) + content)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise UserError(
+            f"The file index {path} cannot be written ({error.strerror}); choose another folder with dataset.cache."
+        ) from error

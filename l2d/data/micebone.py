@@ -1,0 +1,78 @@
+"""MiceBone as distributed: five folds of images, and annotations.json with what every annotator said."""
+
+from collections import Counter
+from pathlib import PurePosixPath
+from typing import Any
+
+from l2d.data.dataset import Dataset
+from l2d.data.listing import Listing, class_index, existing_root, image_dataset, read_json
+from l2d.errors import UserError
+
+CLASSES = ["g", "ug", "nr"]  # similar orientation, dissimilar, not of interest: in the order that breaks ties
+PAPER_ORDER = ["047", "290", "533", "534", "580", "581", "966", "745"]
+SPLITS = {"fold1": "train", "fold2": "train", "fold3": "train", "fold4": "train", "fold5": "test"}
+
+
+def micebone(
+    name: str,
+    root: str,
+    size: int,
+    resize: int,
+    augment: str,
+    feed: str,
+    cache: str | None,
+    workers: int | None,
+    on_error: str,
+) -> Dataset:
+    """Folds 1-4 train, fold 5 test. The annotators are those who labelled every image, in the paper's order first;
+    an image's label is their majority, ties going to the first of g, ug, nr."""
+    folder = existing_root(root, "MiceBone", "MiceBone/annotations.json")
+    annotators = full_annotators(read_json(folder / "MiceBone/annotations.json"))
+    splits = {split: Listing(answers={a: [] for a in annotators}) for split in ("train", "test")}
+    for path in sorted(next(iter(annotators.values()))):
+        split = SPLITS.get(PurePosixPath(path).parent.name)
+        if split is None:
+            raise UserError(f"annotations.json lists '{path}', which is in none of the folders fold1 to fold5.")
+        votes = Counter(answers[path] for answers in annotators.values())
+        listed = splits[split]
+        listed.paths.append(path)
+        listed.labels.append(max(range(len(CLASSES)), key=lambda k: votes[k]))
+        for annotator, answers in annotators.items():
+            listed.answers[annotator].append(answers[path])
+    return image_dataset(
+        name, folder, CLASSES, splits, {}, size, resize, augment, feed, cache, workers, on_error
+    )  # fmt: skip
+
+
+def full_annotators(records: Any) -> dict[str, dict[str, int]]:
+    """id -> image -> class, of the records that cover every image that any record names."""
+    try:
+        listed = [
+            (str(record["name"]), [(a["image_path"], a["class_label"]) for a in record["annotations"]])
+            for record in records
+        ]
+        images = {path + "" for _, answers in listed for path, _ in answers}  # a TypeError where it is no string
+    except (TypeError, KeyError) as error:
+        raise UserError(
+            "annotations.json must be a list of records with name and annotations, "
+            f"each of those with image_path and class_label ({type(error).__name__}: {error})."
+        ) from error
+    full: dict[str, dict[str, int]] = {}
+    for record, answers in listed:
+        if not images or {path for path, _ in answers} != images:
+            continue
+        annotator = annotator_id(record)
+        if annotator in full or len(answers) > len(images):
+            raise UserError(f"annotations.json has two answers of annotator {annotator} to the same image.")
+        full[annotator] = {
+            path: class_index(label, CLASSES, f"annotations.json, {record}, {path}", indices=False)
+            for path, label in answers
+        }
+    if not full:
+        raise UserError("annotations.json has no annotator who labelled every image, so the majority label is unknown.")
+    return {a: full[a] for a in sorted(full, key=lambda a: ([*PAPER_ORDER, a].index(a), a))}
+
+
+def annotator_id(name: str) -> str:
+    """INVALID47 -> 047."""
+    return "".join(c for c in name if c.isdigit()).zfill(3)

@@ -1,0 +1,246 @@
+"""The report of l2d-data check: everything that can be known about a configuration without training it."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from l2d.config import build, check
+from l2d.data import Dataset
+from l2d.data.cache import available_memory
+from l2d.data.files import ImageFiles, open_image
+from l2d.errors import UserError
+from l2d.experts import ExpertPanel
+from l2d.experts.simulator import MISSING
+from l2d.inspect.sheet import draw_sheet, spread
+from l2d.train import count, load_dataset, load_panel
+from l2d.training import Device, make_schedule
+
+Answers = dict[str, dict[str, np.ndarray]]  # name -> split -> answers [N]
+SPLITS = ("train", "test")
+FULL_TABLE = 20  # classes
+# The paper's Table 3: accuracy of MiceBone's annotators on train and test.
+PUBLISHED = {
+    "047": (84.64, 84.64), "290": (85.01, 84.71), "533": (87.43, 86.33), "534": (88.13, 85.68),
+    "580": (81.73, 79.59), "581": (85.96, 84.64), "966": (87.05, 87.88), "745": (85.45, 84.90),
+}  # fmt: skip
+
+
+def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
+    """Print the report and draw the sheet; whatever would stop the training is raised at the end, as one UserError."""
+    check(cfg)
+    out = Console(highlight=False, markup=False, emoji=False)
+    if not out.is_terminal:
+        out.width = 120
+    device = Device.choose(cfg.trainer.device, cfg.trainer.precision)
+    problems: list[str] = []
+    dataset, refusal = _load(cfg)
+
+    sizes = f"{len(dataset.train):,} training and {len(dataset.test):,} test images"
+    out.print(f"{dataset.name}: {dataset.num_classes} classes, {sizes}", style="bold")
+    _classes(out, dataset)
+    _groups(out, dataset)
+    opened, damaged = zip(*(_images(out, dataset, split, decode) for split in SPLITS), strict=True)
+    if sum(damaged) and cfg.dataset.get("on_error") != "skip":
+        problems.append(
+            f"{sum(damaged)} damaged image file(s), named above; replace or remove them, "
+            "or leave them out with dataset.on_error=skip."
+        )
+    elif refusal:
+        problems.append(refusal)
+    published = PUBLISHED if str(cfg.dataset.get("_target_")).endswith(".micebone") else {}
+    if dataset.annotators:
+        _accuracies(out, "annotator", dataset.annotators, dataset, published)
+
+    panel = _attempt(problems, lambda: load_panel(cfg, dataset))
+    experts: Answers = {}
+    if panel:
+        tables = {split: panel.predictions(split, getattr(dataset, split).labels).numpy() for split in SPLITS}
+        experts = {name: {s: t[:, j] for s, t in tables.items()} for j, name in enumerate(panel.names)}
+        _accuracies(out, "expert", experts, dataset, published)
+        model = _attempt(problems, lambda: _rehearse(cfg, dataset, panel))
+        if not refusal:
+            _memory(out, dataset, device, sum(table.nbytes for table in tables.values()), model)
+
+    answers = {name: by_split["train"] for name, by_split in {**experts, **dataset.annotators}.items()}
+    chosen = spread(_labels(dataset, "train"), opened[0], cfg.seed)
+    if chosen:
+        title = f"{dataset.name}: {len(chosen)} of {len(dataset.train):,} training images"
+        draw_sheet(sheet, title, dataset.train, dataset.class_names, answers, chosen)
+        out.print(f"\nContact sheet: {sheet}", soft_wrap=True)
+    if problems:
+        raise UserError(" ".join(problems))
+    out.print("Nothing here stops a training.", style="green")
+
+
+def _load(cfg: DictConfig) -> tuple[Dataset, str | None]:
+    """The dataset. Where it is refused, its files if they can be listed, to name all that are damaged."""
+    try:
+        return load_dataset(cfg), None
+    except UserError as error:
+        if cfg.dataset.get("feed", "stream") == "stream":
+            raise
+        streamed = cfg.copy()
+        streamed.dataset.feed = "stream"
+        return load_dataset(streamed), str(error)
+
+
+def _rehearse(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel) -> torch.nn.Module:
+    """Build what else a training builds, for its refusals; the model is what remains."""
+    model = build(cfg, "backbone", num_outputs=dataset.num_classes + panel.num, image_shape=dataset.image_shape)
+    build(cfg, "loss", num_classes=dataset.num_classes)
+    build(cfg, "logger")
+    optimizer = build(cfg, "optim", params=model.parameters(), fused=False)
+    steps = max(len(dataset.train) // cfg.trainer.batch_size, 1)
+    make_schedule(optimizer, cfg.optim.schedule, steps, cfg.trainer.epochs, cfg.optim.warmup_epochs)
+    return model
+
+
+def _attempt(problems: list[str], make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except UserError as error:
+        problems.append(str(error))
+
+
+def _classes(out: Console, dataset: Dataset) -> None:
+    """Images per class: each one where they are few; where they are many, the range and the classes at its ends."""
+    counts = {s: np.bincount(_labels(dataset, s), minlength=dataset.num_classes) for s in SPLITS}  # [K]
+    if dataset.num_classes <= FULL_TABLE:
+        _table(out, ["class", *SPLITS], zip(dataset.class_names, counts["train"], counts["test"], strict=True))
+        return
+    rows = []
+    for split, n in counts.items():
+        ends = (
+            [f"{end} ({_some(dataset, n == end)})" for end in (n.min(), n.max())]
+            if n.min() < n.max()
+            else ["all equal"]
+        )
+        rows.append((split, n.min(), f"{np.median(n):g}", n.max(), ", ".join(ends)))
+    _table(out, ["images per class", "min", "median", "max", "extremes"], rows)
+
+
+def _some(dataset: Dataset, chosen: np.ndarray) -> str:
+    names = [dataset.class_names[k] for k in np.flatnonzero(chosen)]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _groups(out: Console, dataset: Dataset) -> None:
+    sizes = ", ".join(f"{name} {len(members)}" for name, members in dataset.groups.items())
+    out.print(f"\nClass groups, with their number of classes: {sizes or 'none'}")
+
+
+def _images(out: Console, dataset: Dataset, split: str, decode: int | None) -> tuple[np.ndarray, int]:
+    """How large the images are; which ones can be shown, as a mask [N], and how many are damaged."""
+    images, seen = getattr(dataset, split).images, "x".join(map(str, dataset.image_shape))
+    if isinstance(images, torch.Tensor):
+        size, kind = "x".join(map(str, images.shape[1:])), str(images.dtype).removeprefix("torch.")
+        out.print(f"{split} images: {size} {kind}, all decoded; the model sees {seen}")
+        return np.ones(len(images), dtype=bool), 0
+    chosen = np.linspace(0, len(images) - 1, min(decode or len(images), len(images))).round().astype(int)
+    found = list(_open_all(out, split, images, chosen))
+    sizes = Counter(size for size in found if not isinstance(size, str))
+    damaged = [problem for problem in found if isinstance(problem, str)]
+    out.print(f"{split} images: opened {len(found):,} of {len(images):,} files; the model sees {seen}")
+    common = [(f"{width}x{height}", f"{number:,}") for (width, height), number in sizes.most_common(5)]
+    rest = [(f"{len(sizes) - 5:,} other sizes", f"{sizes.total() - sum(n for _, n in sizes.most_common(5)):,}")]
+    _table(out, ["width x height", "images"], [*common, *(rest if len(sizes) > 5 else [])])
+    out.print(f"Damaged: {len(damaged) or 'none'}")
+    for problem in damaged:
+        out.print(f"  {problem}", style="red", soft_wrap=True)
+    usable = np.zeros(len(images), dtype=bool)
+    usable[[i for i, size in zip(chosen, found, strict=True) if not isinstance(size, str)]] = True
+    return usable, len(damaged)
+
+
+def _open_all(out: Console, split: str, images: ImageFiles, chosen: np.ndarray) -> Iterable[tuple[int, int] | str]:
+    """The size of each image, or what is wrong with it."""
+
+    def look(i: int) -> tuple[int, int] | str:
+        try:
+            return open_image(images.root / images.paths[i]).size
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        chunks = [chosen[start : start + 256] for start in range(0, len(chosen), 256)]  # bounds the waiting line
+        for chunk in track(chunks, f"opening {split} files", console=out, transient=True, disable=not out.is_terminal):
+            yield from pool.map(look, chunk)
+
+
+def _accuracies(
+    out: Console, kind: str, answers: Answers, dataset: Dataset, published: dict[str, tuple[float, float]]
+) -> None:
+    """Accuracy on both splits of the answers that were given, and the share that was not."""
+    labels = {split: _labels(dataset, split) for split in SPLITS}
+    missing = any((by_split[s] == MISSING).any() for by_split in answers.values() for s in SPLITS)
+    shown = [name for name in answers if name in published]
+    rows = []
+    for name, by_split in answers.items():
+        given = {s: by_split[s] != MISSING for s in SPLITS}  # [N]
+        right = {s: 100 * (by_split[s] == labels[s])[given[s]].mean() if given[s].any() else np.nan for s in SPLITS}
+        rows.append([name, *(f"{right[s]:.2f}" for s in SPLITS)])
+        rows[-1] += [f"{100 * (1 - given[s].mean()):.2f}" for s in SPLITS] if missing else []
+        rows[-1] += [f"{value:.2f}" for value in published.get(name, ())] if shown else []
+    columns = [kind, "train accuracy", "test accuracy"]
+    columns += ["train missing", "test missing"] if missing else []
+    columns += ["Table 3 train", "Table 3 test"] if shown else []
+    _table(out, columns, rows)
+    if missing and (kind == "annotator" or not dataset.annotators):  # say it once
+        out.print(
+            "Accuracy is that of the answers given. A missing answer counts as not available: it is never correct, "
+            "and no image is deferred to an expert who gave none."
+        )
+    if kind == "expert":
+        any_right = (np.any([a[s] == labels[s] for a in answers.values()], axis=0) for s in SPLITS)
+        out.print(
+            "At least one expert is right on {:.2f} of train and {:.2f} of test.".format(
+                *(100 * r.mean() for r in any_right)
+            )
+        )
+
+
+def _memory(out: Console, dataset: Dataset, device: Device, expert_bytes: int, model: torch.nn.Module | None) -> None:
+    resident = {s: i.nbytes for s in SPLITS if isinstance(i := getattr(dataset, s).images, torch.Tensor)}
+    feed = {s: "resident" if s in resident else "stream" for s in SPLITS}
+    rows = [(f"{s} images ({feed[s]})", _size(resident[s]) if s in resident else "a few batches") for s in SPLITS]
+    rows.append(("expert tables", _size(expert_bytes)))
+    if model:
+        weights = sum(p.nbytes for p in model.parameters())
+        rows.append((f"model ({count(model):,} parameters)", _size(weights)))
+        rows.append(("its gradients", _size(weights)))
+    rows.append(("free now", _size(available_memory())))
+    _table(out, [f"memory on {device.device}", ""], rows)
+    out.print("The optimiser's state and the activations of a batch come on top.")
+
+
+def _labels(dataset: Dataset, split: str) -> np.ndarray:
+    return getattr(dataset, split).labels.numpy()
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _table(out: Console, columns: list[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Columns of text, the first to the left and the others to the right; readable in a file as on a terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position and column != "extremes" else "left")
+    for row in rows:
+        table.add_row(*map(str, row))
+    out.print()
+    out.print(table)

@@ -1,0 +1,58 @@
+"""What several test files share: composing a config, and a small dataset held in memory."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from l2d.config import config_dir, register_resolvers
+from l2d.data import Dataset, Split
+
+torch.set_num_threads(1)
+
+
+@cache
+def compose_once(*overrides: str) -> DictConfig:
+    register_resolvers()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("train", overrides=list(overrides))
+
+
+@pytest.fixture
+def composed():
+    """composed("loss=ova", "seed=1") is the config of that command line, a copy of its own for every caller."""
+    return lambda *overrides: compose_once(*overrides).copy()
+
+
+@pytest.fixture
+def tiny_dataset():
+    """tiny_dataset(classes, groups, annotators): 8 training and 6 test images of 3 x 8 x 8 noise."""
+
+    def make(num_classes: int, groups: dict[str, list[int]] | None = None, annotators: int = 0, **more) -> Dataset:
+        rng = np.random.default_rng(0)
+        splits = {
+            split: Split(
+                torch.from_numpy(rng.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8)),
+                torch.from_numpy(rng.integers(0, num_classes, count)),
+            )
+            for split, count in (("train", 8), ("test", 6))
+        }
+        return Dataset(
+            name="tiny",
+            class_names=[f"class_{k}" for k in range(num_classes)],
+            **splits,
+            image_shape=(3, 8, 8),
+            groups=groups or {},
+            annotators={
+                f"annotator_{j}": {s: rng.integers(0, num_classes, len(d)) for s, d in splits.items()}
+                for j in range(annotators)
+            },
+            mean=(0.5, 0.4, 0.3),
+            std=(0.2, 0.25, 0.5),
+            **more,
+        )
+
+    return make

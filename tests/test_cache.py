@@ -1,0 +1,158 @@
+"""The image cache: decoded once, mapped later, never used when anything about it or the files has changed."""
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from l2d.data import cache
+from l2d.data.cache import cache_folder, decode, load_images
+from l2d.data.files import ImageFiles
+from l2d.errors import UserError
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Five 8 x 8 PNG images of noise."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for i in range(5):
+        Image.fromarray(noise(i)).save(root / f"{i}.png")
+    return ImageFiles(root, [f"{i}.png" for i in range(5)])
+
+
+def noise(i: int, height: int = 8, width: int = 8) -> np.ndarray:
+    return np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def load(files, tmp_path, feed="resident", on_error="error"):
+    return load_images({"train": files}, 8, feed, str(tmp_path / "cache"), 2, on_error)["train"]
+
+
+def assert_pixels(images, seeds):
+    expected = np.stack([noise(i).transpose(2, 0, 1) for i in seeds])
+    assert images.numpy().dtype == np.uint8
+    np.testing.assert_array_equal(images.numpy(), expected)
+
+
+@pytest.mark.parametrize("size", [(6, 10), (10, 6), (6, 6)])
+def test_the_centre_is_kept_exactly_where_no_resizing_is_needed(tmp_path, size):
+    height, width = size
+    Image.fromarray(noise(0, height, width)).save(tmp_path / "a.png")
+    top, left = (height - 6) // 2, (width - 6) // 2
+    expected = noise(0, height, width)[top : top + 6, left : left + 6].transpose(2, 0, 1)
+    np.testing.assert_array_equal(decode(tmp_path / "a.png", 6), expected)
+
+
+def test_the_shorter_side_is_resized_up_and_down(tmp_path):
+    halves = np.zeros((20, 40, 3), dtype=np.uint8)
+    halves[:, 20:] = (200, 100, 50)  # black left, coloured right
+    Image.fromarray(halves).save(tmp_path / "a.png")
+    for size in (10, 30):
+        pixels = decode(tmp_path / "a.png", size)
+        assert pixels.shape == (3, size, size)
+        assert (pixels[:, :, : size // 2 - 2] == 0).all()
+        assert (pixels[:, :, size // 2 + 2 :] == np.array([200, 100, 50])[:, None, None]).all()
+
+
+def test_a_later_start_decodes_nothing(files, tmp_path, monkeypatch):
+    images, kept = load(files, tmp_path)
+    assert_pixels(images, range(5))
+    assert kept == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(cache, "decode", lambda *_: pytest.fail("decoded again"))
+    assert_pixels(load(files, tmp_path)[0], range(5))
+
+
+@pytest.mark.parametrize("change", ["content", "time"])
+def test_a_changed_file_is_noticed(files, tmp_path, change):
+    load(files, tmp_path)
+    path = files.root / "2.png"
+    stat = path.stat()
+    if change == "content":  # the size differs, the time does not
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    else:  # the same number of bytes, later
+        Image.fromarray(noise(2)[::-1].copy()).save(path)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    expected = np.asarray(Image.open(path)).transpose(2, 0, 1)
+    images = load(files, tmp_path)[0].numpy()
+    np.testing.assert_array_equal(images[2], expected)
+    np.testing.assert_array_equal(images[3], noise(3).transpose(2, 0, 1))
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # the stale one was replaced
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "longer", "first byte", "footer", "tail", "text"])
+def test_a_damaged_cache_is_rebuilt(files, tmp_path, damage):
+    load(files, tmp_path)
+    (path,) = (tmp_path / "cache").iterdir()
+    content = bytearray(path.read_bytes())
+    flip = {"first byte": 0, "footer": 5 * 3 * 64 + 3, "tail": len(content) - 1}
+    if damage in flip:
+        content[flip[damage]] ^= 1
+    path.write_bytes(
+        {"empty": b"", "cut": content[:-100], "longer": content + b"x", "text": b"no cache at all"}.get(damage, content)
+    )
+    assert_pixels(load(files, tmp_path)[0], range(5))
+
+
+def test_many_at_once_end_in_one_whole_file(files, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        for images, _ in pool.map(lambda _: load(files, tmp_path), range(4)):
+            assert_pixels(images, range(5))
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".images"]
+
+
+def test_an_interrupted_write_leaves_nothing(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "decode", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        load(files, tmp_path)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(files, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(UserError, match=r"cannot be written .*dataset\.cache"):
+        load(files, tmp_path)
+
+
+def test_damaged_images_are_named_or_left_out(files, tmp_path, caplog):
+    whole = (files.root / "1.png").read_bytes()
+    (files.root / "1.png").write_bytes(whole[: len(whole) // 2])
+    (files.root / "3.png").write_bytes(b"")
+    for _ in range(2):  # decoding, then from the cache
+        with pytest.raises(UserError, match=r"2 of 5 images cannot be read: 1\.png, 3\.png; .*on_error=skip"):
+            load(files, tmp_path)
+    with caplog.at_level(logging.WARNING, "l2d"):
+        images, kept = load(files, tmp_path, on_error="skip")
+    assert kept == [0, 2, 4]
+    assert_pixels(images, kept)
+    assert "1.png, 3.png" in caplog.text
+
+
+def test_auto_streams_what_does_not_fit_and_says_so(files, tmp_path, monkeypatch, caplog, capsys):
+    needed = 5 * 3 * 8 * 8
+    monkeypatch.setattr(cache, "available_memory", lambda: 2 * needed)
+    assert_pixels(load(files, tmp_path, feed="auto")[0], range(5))
+    assert not caplog.text
+    monkeypatch.setattr(cache, "available_memory", lambda: 2 * needed - 2)
+    images, kept = load(files, tmp_path, feed="auto")
+    assert images is files
+    assert kept == [0, 1, 2, 3, 4]
+    assert "streamed from disk" in caplog.text
+    assert "streamed from disk" in capsys.readouterr().err
+
+
+def test_the_memory_of_this_machine_is_plausible():
+    assert 1e6 < cache.available_memory() < 1e15
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder(None) == tmp_path / ".cache/l2d"
+    assert cache_folder("~/mine") == tmp_path / "mine"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder(None) == tmp_path / "xdg/l2d"

@@ -1,0 +1,202 @@
+"""Chaoyang: fixtures in the layout of its release, splits and experts entry by entry."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from l2d.config import build
+from l2d.errors import UserError
+
+NAMES = {
+    "train": [f"train/353042_4-IMG005x{n:03d}-1.JPG" for n in range(12)],
+    "test": [f"test/539801_2-IMG017x{n:03d}-0.JPG" for n in range(6)],
+}
+
+
+def write_release(root, train_json="train.json", edit=None):
+    """12 + 6 JPEGs and the two lists; A errs on every fourth image, B on every third; `edit(lists)` may spoil them."""
+    lists = {}
+    for split, names in NAMES.items():
+        (root / split).mkdir(parents=True)
+        lists[split] = [
+            {"name": name, "label": n % 4, "label_A": (n + (n % 4 == 1)) % 4, "label_B": (n - (n % 3 == 0)) % 4}
+            | {"label_C": n % 4}
+            for n, name in enumerate(names)
+        ]
+        for n, name in enumerate(names):
+            Image.new("RGB", (48, 40), (10 * n, 100, 200)).save(root / name, quality=95, format="JPEG")
+    if edit:
+        edit(lists)
+    (root / train_json).write_text(json.dumps(lists["train"]))
+    (root / "test.json").write_text(json.dumps(lists["test"]))
+
+
+@pytest.fixture
+def load(composed, tmp_path):
+    def from_overrides(*overrides):
+        cfg = composed("dataset=chaoyang", "dataset.size=32", "dataset.resize=36", *overrides)
+        cfg.dataset.root, cfg.dataset.cache = str(tmp_path / "data"), str(tmp_path / "cache")
+        return build(cfg, "dataset")
+
+    return from_overrides
+
+
+@pytest.mark.parametrize("train_json", ["train.json", "train_label.json"])
+def test_labels_and_experts_entry_by_entry(load, tmp_path, train_json):
+    write_release(tmp_path / "data", train_json)
+    dataset = load()
+    assert dataset.class_names == ["normal", "serrated", "adenocarcinoma", "adenoma"]
+    assert list(dataset.annotators) == ["label_A", "label_B"]
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3] * 3
+    assert dataset.test.labels.tolist() == [0, 1, 2, 3, 0, 1]
+    assert dataset.annotators["label_A"]["train"].tolist() == [0, 2, 2, 3] * 3
+    assert dataset.annotators["label_A"]["test"].tolist() == [0, 2, 2, 3, 0, 2]
+    assert dataset.annotators["label_B"]["train"].tolist() == [3, 1, 2, 2, 0, 1, 1, 3, 0, 0, 2, 3]
+    assert dataset.annotators["label_B"]["test"].tolist() == [3, 1, 2, 2, 0, 1]
+    assert dataset.train.images.shape == (12, 3, 36, 36)
+    red = dataset.train.images[:, 0].float().mean((1, 2))
+    assert torch.allclose(red, 10.0 * torch.arange(12), atol=2)  # in the order of the list
+
+
+def test_the_split_is_what_the_files_say(load, tmp_path):
+    """A test image that another list counts as training."""
+    write_release(tmp_path / "data", edit=lambda lists: lists["train"].append(lists["test"].pop()))
+    dataset = load()
+    assert (len(dataset.train), len(dataset.test)) == (13, 5)
+
+
+def test_an_expert_who_is_always_right_on_the_test_split_is_pointed_out(load, tmp_path, caplog):
+    write_release(tmp_path / "data")
+    load()
+    assert not caplog.text
+    dataset = load("dataset.annotators=[label_A,label_B,label_C]")
+    assert dataset.annotators["label_C"]["train"].tolist() == [0, 1, 2, 3] * 3
+    assert "label_C is right on every test image" in caplog.text
+
+
+def test_eight_experts_are_two_recorded_and_six_modelled_on_them(load, composed, tmp_path):
+    write_release(tmp_path / "data")
+    dataset = load()
+    cfg = composed("dataset=chaoyang")
+    assert (cfg.experts.name, cfg.experts.num) == ("mixed", 2)
+    panel = build(composed("dataset=chaoyang", "experts.num=8"), "experts", dataset=dataset, seed=0)
+    assert panel.num == 8
+    a = [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # label_A: always 2 where the label is 1
+    b = np.array([[2, 0, 0, 1], [1, 2, 0, 0], [0, 1, 2, 0], [0, 0, 1, 2]]) / 3
+    np.testing.assert_allclose(panel.confusion, [a, b, a, b, a, b])
+    table = panel.predictions("test", dataset.test.labels)
+    assert table[:, 0].tolist() == [0, 2, 2, 3, 0, 2]
+    assert table[:, [2, 4, 6]].T.tolist() == [[0, 2, 2, 3, 0, 2]] * 3  # A's confusion leaves no choice
+
+
+def test_the_defaults_are_the_recipe_of_the_paper(composed):
+    cfg = composed("dataset=chaoyang")
+    assert (cfg.backbone.name, cfg.optim.name) == ("resnet18", "adamw")
+    assert (cfg.trainer.epochs, cfg.trainer.batch_size, cfg.optim.lr, cfg.optim.weight_decay) == (100, 128, 3e-4, 5e-4)
+    assert (cfg.dataset.size, cfg.dataset.resize, cfg.dataset.augment) == (224, 256, "random_resized_crop_flip")
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"label": 4}, r"353042_4-IMG005x000-1\.JPG, label: '4' is not a class"),
+        ({"label_A": -1}, "label_A: '-1' is not a class"),
+        ({"label_B": "polyp"}, "label_B: 'polyp' is not a class"),
+        ({"label": True}, "'True' is not a class"),
+        ({"name": NAMES["train"][1]}, "IMG005x001-1.JPG' is listed twice"),
+        ({"name": NAMES["test"][1]}, "IMG017x001-0.JPG' is listed twice"),
+        ({"name": "train/gone.JPG"}, "'train/gone.JPG', which is not in"),
+        ({"name": "train/../../secret.JPG"}, "leads out of"),
+        ({"name": "/etc/hostname"}, "'/etc/hostname', which leads out of"),
+        ({"name": "train/link.JPG"}, "'train/link.JPG', which leads out of"),
+        ({"name": "outside/secret.JPG"}, "'outside/secret.JPG', which leads out of"),
+        ({"name": 3}, "lists 3, which is not the path"),
+        ({"name": "a\0b"}, "is not the path|not in"),
+        ({"name": "x" * 5000}, "is not the path"),
+        ({"name": None}, "None, which is not the path"),
+    ],
+)
+def test_entries_that_cannot_be(load, tmp_path, entry, sentence):
+    write_release(tmp_path / "data", edit=lambda lists: lists["train"][0].update(entry))
+    (tmp_path / "elsewhere").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "elsewhere/secret.JPG", format="JPEG")
+    (tmp_path / "data/train/link.JPG").symlink_to(tmp_path / "elsewhere/secret.JPG")
+    (tmp_path / "data/outside").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=sentence):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda lists: lists["test"].clear(), "test split of .* has no images"),
+        (lambda lists: lists["train"][2].pop("label_B"), "record 3, has no label_B"),
+        (lambda lists: lists["train"][0].pop("name"), "record 1, has no name"),
+        (lambda lists: lists.update(train={"name": "a"}), "must be a list of records"),
+        (lambda lists: lists["train"].append("a"), "must be a list of records"),
+    ],
+)
+def test_lists_that_cannot_be(load, tmp_path, edit, sentence):
+    write_release(tmp_path / "data", edit=edit)
+    with pytest.raises(UserError, match=sentence):
+        load()
+
+
+def test_files_that_are_missing_or_broken(load, tmp_path):
+    with pytest.raises(UserError, match=r"dataset\.root=.* does not exist"):
+        load()
+    write_release(tmp_path / "data")
+    with pytest.raises(UserError, match=r"other\.json does not exist; .*dataset\.train_json"):
+        load("dataset.train_json=other.json")
+    with pytest.raises(UserError, match=r"dataset\.annotators=label_A must be a list"):
+        load("dataset.annotators=label_A")
+    with pytest.raises(UserError, match="record 1, has no label_D"):
+        load("dataset.annotators=[label_A,label_D]")
+    for broken in ('[{"name":', "[" * 100_000):
+        (tmp_path / "data/test.json").write_text(broken)
+        with pytest.raises(UserError, match=r"test\.json is not valid JSON"):
+            load()
+    (tmp_path / "data/test.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"test\.json is not valid JSON"):
+        load()
+
+
+def test_images_that_nobody_lists_are_pointed_out(load, tmp_path, caplog):
+    write_release(tmp_path / "data", edit=lambda lists: lists["train"].pop())
+    assert len(load().train) == 11
+    assert f"not used: 1, the first of them {NAMES['train'][-1]}" in caplog.text
+
+
+def test_truncated_and_empty_images_are_named(load, tmp_path):
+    write_release(tmp_path / "data")
+    path = tmp_path / "data" / NAMES["train"][5]
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(UserError, match=rf"1 of 12 images cannot be read: {NAMES['train'][5]}"):
+        load()
+    for name in NAMES["test"]:
+        (tmp_path / "data" / name).write_bytes(b"")
+    with pytest.raises(UserError, match="No image of the test split"):
+        load("dataset.on_error=skip")
+
+
+def test_a_whole_run_through_the_command_line(tmp_path):
+    write_release(tmp_path / "data")
+    settings = (
+        f"dataset=chaoyang dataset.root={tmp_path}/data dataset.cache={tmp_path}/cache dataset.size=32 dataset.resize=36 "
+        f"experts.num=4 backbone=timm backbone.name=resnet10t trainer.epochs=1 trainer.batch_size=8 output_dir={tmp_path}/out"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "l2d.train", *settings.split()],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json"))
+    names = ["label_A", "label_B", "label_A_simulated_1", "label_B_simulated_1"]
+    assert [expert["name"] for expert in result["experts"]] == names
+    assert [round(expert["train_accuracy"]) for expert in result["experts"]][:2] == [75, 67]

@@ -1,0 +1,121 @@
+"""The path of a batch on a CUDA device that is not there: fake tensors know their device, and refuse to mix two.
+
+They hold no numbers, so this shows that nothing is left on the CPU, not what is computed.
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from l2d.data import Dataset, ResidentLoader, Split
+from l2d.data.augment import AUGMENTATIONS
+from l2d.evaluation import decide, evaluate
+from l2d.losses import BASES, FORMULATIONS, DeferralLoss
+from l2d.models import MLP, timm_model
+
+K, J, B = 4, 3, 6
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def fake():
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        yield
+
+
+@pytest.fixture
+def batch(fake):
+    """Scores, labels and answers as they are on the device."""
+    return (
+        torch.randn(B, K + J, device=CUDA),
+        torch.zeros(B, dtype=torch.long, device=CUDA),
+        torch.zeros(B, J, dtype=torch.int8, device=CUDA),
+    )
+
+
+def on_cpu(tensors: tuple[torch.Tensor, ...], which: int) -> tuple[torch.Tensor, ...]:
+    return tuple(t.cpu() if i == which else t for i, t in enumerate(tensors))
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_losses_stay_on_the_device(batch, formulation, base):
+    loss = DeferralLoss(formulation, base, K)(*batch)
+    assert loss.device.type == "cuda"
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_tensor_left_on_the_cpu_is_noticed(batch, which):
+    """So that the other tests here can fail."""
+    mixed = on_cpu(batch, which)
+    with pytest.raises(RuntimeError, match="same device"):
+        DeferralLoss("picce", "ce", K)(*mixed)
+    if which != 1:
+        with pytest.raises(RuntimeError, match="same device"):
+            decide(mixed[0], mixed[2], K)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MLP(K + J, (3, 32, 32), 8, 2),
+        lambda: timm_model("wrn28", K + J, (3, 32, 32), False, depth=10, width=1),
+        lambda: timm_model("resnet18", K + J, (3, 32, 32), False),
+        lambda: timm_model("mobilenetv2_100", K + J, (3, 32, 32), False),
+    ],
+    ids=["mlp", "wrn28", "resnet18", "mobilenet_v2"],
+)
+def test_models_score_on_the_device_and_bf16_scores_give_a_float32_loss(fake, make):
+    with CUDA:
+        model = make()
+        images = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    scores = model(images)
+    assert (scores.device.type, scores.shape) == ("cuda", (2, K + J))
+    loss = DeferralLoss("picce", "ova", K)(
+        scores.bfloat16(),
+        torch.zeros(2, dtype=torch.long, device=CUDA),
+        torch.zeros(2, J, dtype=torch.int8, device=CUDA),
+    )
+    assert (loss.device.type, loss.dtype) == ("cuda", torch.float32)
+
+
+def test_decisions_are_made_on_the_device(batch):
+    scores, _, answers = batch
+    action = decide(scores, answers, K)
+    assert action.device.type == "cuda"
+    assert action.shape == (B,)
+
+
+def test_evaluation_gets_as_far_as_reading_the_counts_back(batch):
+    """A fake tensor has no numbers to read back; that, and not a device, is what stops it."""
+    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        evaluate(*batch, K)
+    with pytest.raises(RuntimeError, match="same device"):
+        evaluate(*on_cpu(batch, 1), K)
+
+
+@pytest.mark.parametrize("name", [name for name, function in AUGMENTATIONS.items() if function])
+def test_augmentation_happens_on_the_device(fake, name):
+    images = torch.zeros(B, 3, 32, 32, dtype=torch.uint8, device=CUDA)
+    out = AUGMENTATIONS[name](images, (24, 24), torch.Generator())
+    assert (out.device.type, out.shape) == ("cuda", (B, 3, 24, 24))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_batches_come_from_the_device(fake, monkeypatch, train):
+    """A CUDA generator needs a driver: a CPU one stands in for it, which fake tensors accept."""
+    cpu_generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device=None: cpu_generator())
+    split = Split(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), torch.zeros(10, dtype=torch.long))
+    data = Dataset("x", ["c"] * K, split, split, (3, 8, 8), augment="crop_flip", mean=(0.5,) * 3, std=(0.5,) * 3)
+    answers = torch.zeros(10, J, dtype=torch.int8)
+    loader = ResidentLoader(data, split, lambda epoch: answers, 4, CUDA, train=train, memory_format=torch.channels_last)
+    images, labels, table = next(iter(loader.epoch(1)))
+    assert {t.device.type for t in (images, labels, table)} == {"cuda"}
+    assert (images.dtype, images.shape, table.shape) == (torch.float32, (4, 3, 8, 8), (4, J))

@@ -1,0 +1,238 @@
+"""l2d-data check: its numbers against data counted by hand, what it refuses, and the contact sheet."""
+
+import sys
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from l2d.data import Dataset, Split
+from l2d.data.files import ImageFiles
+from l2d.inspect import main
+from l2d.inspect.sheet import spread
+
+SMALL = ("experts=human", "backbone.hidden=4", "backbone.layers=1")
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path, capsys):
+    """check("key=value", ...) runs the command in a folder of its own; exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["l2d-data", "check", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def pets(monkeypatch):
+    """Four training and two test images of three classes; ann leaves one out and errs twice, bob never errs."""
+    labels = {"train": np.array([0, 0, 1, 2]), "test": np.array([0, 1])}
+    ann = {"train": np.array([0, 1, 1, -1], np.int8), "test": np.array([0, 0], np.int8)}
+    rng = np.random.default_rng(0)
+    splits = {
+        s: Split(torch.from_numpy(rng.integers(0, 256, (len(y), 3, 8, 8), dtype=np.uint8)), torch.from_numpy(y))
+        for s, y in labels.items()
+    }
+    dataset = Dataset(
+        name="pets",
+        class_names=["cat", "dog", "[bird]"],
+        **splits,
+        image_shape=(3, 8, 8),
+        groups={"furry": [0, 1]},
+        annotators={"ann": ann, "bob": {s: y.astype(np.int8) for s, y in labels.items()}},
+        mean=(0.5, 0.5, 0.5),
+        std=(0.2, 0.2, 0.2),
+    )
+    monkeypatch.setattr("l2d.inspect.report.load_dataset", lambda cfg: dataset)
+    return dataset
+
+
+def rows(text: str, first: str) -> list[list[str]]:
+    """The cells after `first` of every line that begins with it."""
+    return [line.removeprefix(first).split() for line in text.splitlines() if line.startswith(first + " ")]
+
+
+def jpeg(size: tuple[int, int]) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(noise).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def on_disk(pets, tmp_path):
+    """The training images as files, of which the second is cut short and the third empty."""
+    whole = jpeg((20, 10))
+    for name, content in {"a.jpg": whole, "b.jpg": whole[:-400], "c.jpg": b"", "d.jpg": jpeg((30, 30))}.items():
+        (tmp_path / name).write_bytes(content)
+    pets.train.images = ImageFiles(tmp_path, ["a.jpg", "b.jpg", "c.jpg", "d.jpg"])
+
+
+def test_counts_accuracies_and_missing_answers(check, pets):
+    code, out, _ = check(*SMALL, "experts.num=1")
+    assert code == 0
+    assert "pets: 3 classes, 4 training and 2 test images" in out
+    assert [rows(out, name) for name in pets.class_names] == [[["2", "1"]], [["1", "1"]], [["1", "0"]]]
+    assert "furry 2" in out
+    # ann answered three of four training images, two of them right; one of two test images is right
+    assert rows(out, "ann") == [["66.67", "50.00", "25.00", "0.00"]] * 2  # as an annotator, and as the chosen expert
+    assert rows(out, "bob") == [["100.00", "100.00", "0.00", "0.00"]]
+    assert "A missing answer counts as not available" in " ".join(out.split())
+    assert "At least one expert is right on 50.00 of train and 50.00 of test." in out
+
+
+def test_missing_answers_are_not_mentioned_where_there_are_none(check, pets):
+    del pets.annotators["ann"]
+    _, out, _ = check(*SMALL, "experts.num=1")
+    assert rows(out, "bob") == [["100.00", "100.00"]] * 2
+    assert "missing" not in out
+
+
+def test_memory_is_stated(check, pets):
+    _, out, _ = check(*SMALL, "experts.num=2")
+    assert rows(out, "train images (resident)") == [["768", "B"]]  # 4 x 3 x 8 x 8 bytes
+    assert rows(out, "test images (resident)") == [["384", "B"]]
+    assert rows(out, "expert tables") == [["12", "B"]]  # (4 + 2) x 2 answers of a byte
+    # 192 x 4 + 4 and 4 x (3 + 2) + 5 numbers of four bytes
+    assert rows(out, "model (797 parameters)") == [["3.19", "kB"]]
+
+
+def test_many_classes_are_summarised(check, pets):
+    pets.class_names = [f"k{i}" for i in range(21)]
+    pets.train.labels = torch.tensor([0, *range(21)])  # two of k0, one of every other
+    pets.train.images = torch.zeros(22, 3, 8, 8, dtype=torch.uint8)
+    pets.annotators = {}
+    _, out, _ = check("experts.group=furry", "experts.num=2")
+    assert rows(out, "train")[0] == ["1", "1", "2", "1", "(k1,", "k2,", "k3", "and", "17", "more),", "2", "(k0)"]
+    assert not rows(out, "k5")
+
+
+def test_micebone_stands_beside_the_published_accuracies(check, pets):
+    pets.annotators = {"047": pets.annotators["bob"], "580": pets.annotators["bob"], "999": pets.annotators["bob"]}
+    _, out, _ = check(*SMALL, "dataset._target_=l2d.data.micebone", "experts.num=1")
+    assert rows(out, "047")[0] == ["100.00", "100.00", "84.64", "84.64"]
+    assert rows(out, "580") == [["100.00", "100.00", "81.73", "79.59"]]
+    assert rows(out, "999") == [["100.00", "100.00"]]
+    _, elsewhere, _ = check(*SMALL, "experts.num=1")
+    assert rows(elsewhere, "047")[0] == ["100.00", "100.00"]
+
+
+def test_damaged_files_are_named_and_refused(check, on_disk):
+    code, out, err = check(*SMALL)
+    assert code == 2
+    assert "opened 4 of 4 files" in out and "Damaged: 2" in out
+    assert [name for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg") if name in out] == ["b.jpg", "c.jpg"]
+    assert rows(out, "20x10") == [["1"]] and rows(out, "30x30") == [["1"]]
+    assert err.startswith("l2d: 2 damaged image file(s)") and "dataset.on_error=skip" in err
+    assert "train images (stream)" in out
+
+
+def test_damaged_files_may_be_skipped(check, on_disk, tmp_path):
+    code, out, err = check(*SMALL, "+dataset.on_error=skip")
+    assert (code, err) == (0, "")
+    assert "b.jpg" in out and "c.jpg" in out
+    assert (tmp_path / "contact_sheet.png").is_file()  # drawn from the two that can be read
+
+
+def test_a_sample_of_the_files_may_do(check, on_disk):
+    code, out, _ = check(*SMALL, "--decode", "2")  # the first and the last, both whole
+    assert code == 0
+    assert "opened 2 of 4 files" in out and "Damaged: none" in out
+
+
+def test_every_damaged_file_of_a_resident_folder_is_named(check, tmp_path):
+    whole = jpeg((20, 10))
+    for split in ("train", "test"):
+        for kind in ("cat", "dog"):
+            folder = tmp_path / "data" / split / kind
+            folder.mkdir(parents=True)
+            for i in range(8):
+                (folder / f"{split}_{kind}_{i}.jpg").write_bytes(b"" if kind == "dog" and i < 7 else whole)
+    settings = ("dataset=folder", "dataset.root=data", "dataset.cache=cache", "dataset.size=8", "dataset.resize=9")
+    settings += ("backbone=mlp", "experts=specialist", "experts.num=1", "+dataset.groups.specialty=[cat]")
+    code, out, err = check(*settings, "dataset.feed=resident")
+    assert code == 2 and "14 damaged" in err
+    assert all(f"{split}_dog_{i}.jpg" in out for split in ("train", "test") for i in range(7))
+    assert "cat_0.jpg" not in out and "dog_7.jpg" not in out
+    code, out, _ = check(*settings, "dataset.feed=resident", "dataset.on_error=skip")
+    assert code == 0
+    assert rows(out, "cat") == [["8", "8"]] and rows(out, "dog") == [["1", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("dataset.nonsense=1", "nonsense"),
+        ("+dataset.nonsense=1", "dataset (l2d.data.synthetic) has no setting nonsense"),
+        ("dataset=nowhere", "nowhere"),
+        ("experts.num=99", "at most 20 experts fit"),
+        ("experts=human", "has none"),
+        ("backbone=timm", "backbone.name has no value"),
+        ("optim.schedule=spiral", "optim.schedule=spiral must be cosine or constant"),
+        ("trainer.epochs=0", "trainer.epochs=0 must be"),
+        ("trainer.device=abacus", "trainer.device=abacus"),
+    ],
+)
+def test_what_training_would_refuse(check, override, sentence):
+    code, _, err = check(override, "dataset.num_train=80", "dataset.num_test=80")
+    assert code == 2
+    assert err.startswith("l2d: ") and err.count("\n") == 1 and sentence in err
+
+
+def test_refused_experts_still_leave_a_report_and_a_sheet(check, pets, tmp_path):
+    code, out, err = check(*SMALL, "experts.num=3", "optim.schedule=spiral")
+    assert code == 2 and "experts.num=3" in err
+    assert rows(out, "ann") == [["66.67", "50.00", "25.00", "0.00"]]
+    assert (tmp_path / "contact_sheet.png").is_file()
+
+
+def test_nothing_is_written_but_the_sheet(check, tmp_path):
+    code, out, err = check("--sheet", "new/sheet.png", "dataset.num_train=80", "dataset.num_test=80")
+    assert (code, err) == (0, "")
+    assert "new/sheet.png" in out
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [tmp_path / "new/sheet.png"]
+
+
+def test_an_unwritable_sheet_is_a_sentence(check, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = check("--sheet", "file/sheet.png", "dataset.num_train=80", "dataset.num_test=80")
+    assert code == 2 and "choose another --sheet" in err
+
+
+def test_the_sheet_marks_right_and_wrong(check, pets):
+    pets.class_names = ["cat", "dog $1 $2", "犬"]  # neither a formula nor a font's limits may stop it
+    wrong = {"train": np.array([1, 1, 2, 0], np.int8), "test": np.array([1, 0], np.int8)}
+    sheets = []
+    for name, answers in {"right": pets.annotators["bob"], "wrong": wrong}.items():
+        pets.annotators = {"bob": answers}
+        assert check(*SMALL, "experts.num=1", "--sheet", f"{name}.png")[0] == 0
+        sheets.append(np.asarray(Image.open(f"{name}.png").convert("RGB")).astype(int))  # [H, W, 3]
+    assert sheets[0].shape == sheets[1].shape and min(sheets[0].shape[:2]) > 200
+    assert all(sheet.std() > 10 for sheet in sheets)
+    differ = (sheets[0] != sheets[1]).any(-1)  # the lines of the answers
+    right, wrong_ones = (sheet[differ][sheet[differ].sum(-1) < 300] for sheet in sheets)  # their dark pixels [P, 3]
+    assert len(right) and (right.argmax(-1) == 1).mean() > 0.9  # green ink
+    assert len(wrong_ones) and (wrong_ones.argmax(-1) == 0).mean() > 0.9  # red ink
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, 2), (10, 10), (24, 24), (100, 24)])
+def test_the_sheet_is_spread_over_the_classes(classes, shown):
+    labels = np.repeat(np.arange(classes), 20)
+    usable = np.arange(len(labels)) % 2 == 0
+    chosen = spread(labels, usable, seed=0)
+    per_class = np.bincount(labels[chosen], minlength=classes)
+    assert len(chosen) == len(set(chosen)) == (20 if classes == 2 else 24)  # two classes have 10 usable images each
+    assert usable[chosen].all()
+    assert (per_class > 0).sum() == shown
+    assert per_class[per_class > 0].max() - per_class[per_class > 0].min() <= 1
+    assert chosen == spread(labels, usable, seed=0) != spread(labels, usable, seed=1)

@@ -1,0 +1,131 @@
+"""Batches: normalised images, each with its own label and answers, in an order that follows from the seed."""
+
+import numpy as np
+import pytest
+import torch
+
+from l2d.data import Dataset, ResidentLoader, Split
+from l2d.data.augment import AUGMENTATIONS
+
+CPU = torch.device("cpu")
+COUNT = 23
+
+
+@pytest.fixture
+def numbered():
+    """A dataset whose sample i carries i in its pixels, its label and its answers."""
+    number = torch.arange(COUNT)
+    images = number.to(torch.uint8)[:, None, None, None].expand(COUNT, 3, 8, 8).contiguous()
+    split = Split(images, number)
+    return Dataset(
+        name="numbered",
+        class_names=[str(i) for i in range(COUNT)],
+        train=split,
+        test=split,
+        image_shape=(3, 8, 8),
+        augment="crop_flip",
+        mean=(0.5, 0.25, 0.0),
+        std=(0.2, 0.5, 1.0),
+    )
+
+
+def loader(dataset: Dataset, train: bool, batch_size: int = 5, seed: int = 0, table=None) -> ResidentLoader:
+    split = dataset.train if train else dataset.test
+    table = table or (lambda epoch: torch.stack([split.labels, split.labels + 100], dim=1))
+    return ResidentLoader(dataset, split, table, batch_size, CPU, seed=seed, train=train)
+
+
+def test_evaluation_sees_every_sample_once_in_order(numbered):
+    batches = list(loader(numbered, train=False).epoch())
+    assert [len(b.labels) for b in batches] == [5, 5, 5, 5, 3]
+    assert len(loader(numbered, train=False)) == 5
+    assert torch.cat([b.labels for b in batches]).tolist() == list(range(COUNT))
+
+
+def test_training_drops_the_incomplete_batch_and_repeats_nothing(numbered):
+    batches = list(loader(numbered, train=True).epoch(0))
+    assert [len(b.labels) for b in batches] == [5, 5, 5, 5]
+    assert len(loader(numbered, train=True)) == 4
+    seen = torch.cat([b.labels for b in batches]).tolist()
+    assert len(set(seen)) == 20
+    assert seen != sorted(seen)
+
+
+def test_a_batch_larger_than_the_data_is_the_data(numbered):
+    (batch,) = loader(numbered, train=True, batch_size=1000).epoch(0)
+    assert sorted(batch.labels.tolist()) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_images_labels_and_answers_stay_together_and_pixels_are_normalised(numbered, train):
+    """(i / 255 - mean) / std, worked out channel by channel; a constant image survives crop and flip."""
+    for images, labels, answers in loader(numbered, train).epoch(2):
+        assert images.dtype == torch.float32
+        assert answers.tolist() == [[y, y + 100] for y in labels.tolist()]
+        for image, y in zip(images, labels.tolist(), strict=True):
+            for channel, mean, std in zip(image, (0.5, 0.25, 0.0), (0.2, 0.5, 1.0), strict=True):
+                torch.testing.assert_close(channel, torch.full((8, 8), (y / 255 - mean) / std))
+
+
+def test_float_images_are_used_as_they_are(numbered):
+    numbered.test.images = torch.randn(COUNT, 3, 8, 8)
+    images = torch.cat([b.images for b in loader(numbered, train=False).epoch()])
+    assert torch.equal(images, numbered.test.images)
+
+
+def test_order_follows_from_seed_and_epoch_alone(numbered):
+    def order(seed: int, epoch: int) -> list[int]:
+        return torch.cat([b.labels for b in loader(numbered, train=True, seed=seed).epoch(epoch)]).tolist()
+
+    used = loader(numbered, train=True)
+    for epoch in range(3):
+        list(used.epoch(epoch))
+    torch.manual_seed(99)
+    assert torch.cat([b.labels for b in used.epoch(1)]).tolist() == order(0, 1)
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_training_answers_are_those_of_the_epoch(numbered):
+    train = loader(numbered, train=True, table=lambda epoch: torch.full((COUNT, 2), epoch))
+    for epoch in (0, 1, 5):
+        assert all((b.expert_predictions == epoch).all() for b in train.epoch(epoch))
+
+
+def test_augmentation_repeats_for_its_seed_epoch_and_step_only(numbered):
+    numbered.train.images = torch.randint(256, (COUNT, 3, 8, 8), dtype=torch.uint8)
+
+    def images(seed: int, epoch: int) -> list[torch.Tensor]:
+        return [b.images for b in loader(numbered, train=True, batch_size=COUNT, seed=seed).epoch(epoch)]
+
+    assert torch.equal(images(0, 1)[0], images(0, 1)[0])
+    assert not torch.equal(images(0, 1)[0].sort(0)[0], images(0, 2)[0].sort(0)[0])
+    assert not torch.equal(images(0, 1)[0].sort(0)[0], images(1, 1)[0].sort(0)[0])
+
+
+def test_crop_flip_is_a_window_of_the_reflected_image_perhaps_mirrored():
+    """Every result is one of the 9 x 9 x 2 that numpy makes; samples differ in theirs, and half are mirrored."""
+    rng = np.random.default_rng(0)
+    count, image = 400, rng.integers(0, 256, (3, 16, 16), dtype=np.uint8)
+    padded = np.pad(image, [(0, 0), (4, 4), (4, 4)], mode="reflect")
+    possible = {}
+    for top in range(9):
+        for left in range(9):
+            window = padded[:, top : top + 16, left : left + 16]
+            possible[window.tobytes()] = (top, left, False)
+            possible[window[:, :, ::-1].tobytes()] = (top, left, True)
+    assert len(possible) == 162
+    batch = torch.from_numpy(image).expand(count, 3, 16, 16)
+    out = AUGMENTATIONS["crop_flip"](batch, (16, 16), torch.Generator().manual_seed(0)).to(torch.uint8)
+    seen = [possible[sample.numpy().tobytes()] for sample in out]
+    assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
+    assert len(set(seen)) > 120  # 162 places, 400 draws: 148 expected
+    assert 150 < sum(mirrored for _, _, mirrored in seen) < 250
+
+
+def test_flip_mirrors_whole_images_left_to_right():
+    images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4).repeat(50, 1, 1, 1)
+    out = AUGMENTATIONS["flip"](images, (4, 4), torch.Generator().manual_seed(0))
+    mirrored = [torch.equal(o, i[:, :, [3, 2, 1, 0]]) for o, i in zip(out, images, strict=True)]
+    kept = [torch.equal(o, i) for o, i in zip(out, images, strict=True)]
+    assert all(a != b for a, b in zip(mirrored, kept, strict=True))
+    assert 30 < sum(mirrored) < 70

@@ -1,0 +1,199 @@
+"""MiceBone: fixtures in the layout of its release, labels and experts entry by entry."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from l2d.config import build
+from l2d.errors import UserError
+
+FULL = [533, 966, 47, 290, 534, 745, 581, 580]  # not in the paper's order, as in the release
+ORDER = ["047", "290", "533", "534", "580", "581", "966", "745"]
+CLASSES = ["g", "ug", "nr"]
+# The eight answers in ORDER for the first image of every fold, and the label they make, by hand.
+BY_HAND = {
+    1: ("g g g g ug ug ug ug", "g"),  # tie: g before ug
+    2: ("nr nr nr nr ug ug ug ug", "ug"),  # tie: ug before nr
+    3: ("nr nr nr g g g ug ug", "g"),  # tie: g before nr
+    4: ("nr nr nr nr nr ug ug g", "nr"),
+    5: ("ug nr ug nr ug nr g g", "ug"),  # three each of ug and nr
+}
+
+
+def write_release(root, per_fold=4, edit=None):
+    """Images and annotations.json of 8 full and 3 partial annotators; `edit(records)` may spoil the records."""
+    rng = np.random.default_rng(0)
+    answers = {}
+    for fold in range(1, 6):
+        (root / f"MiceBone/fold{fold}").mkdir(parents=True)
+        for n in range(per_fold):
+            path = f"MiceBone/fold{fold}/{CLASSES[n % 3]}#_Mouse{10 + fold}#image_{n:04d}#00.png"
+            Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(root / path)
+            answers[path] = BY_HAND[fold][0].split() if n == 0 else rng.choice(CLASSES, 8).tolist()
+    records = [record(f"INVALID{n}", {p: a[ORDER.index(f"{n:03d}")] for p, a in answers.items()}) for n in FULL]
+    some = list(answers)[: len(answers) // 2]
+    records[2:2] = [record(f"INVALID{n}", dict.fromkeys(some, "nr")) for n in (7, 101, 47)]
+    if edit:
+        edit(records)
+    (root / "MiceBone/annotations.json").write_text(json.dumps(records))
+    return answers
+
+
+def record(name, answers):
+    stamp = "2021-06-01T10:00:00"
+    return {
+        "name": name,
+        "dataset_name": "MiceBone",
+        "user_mail": f"{name}@example.org",
+        "annotation_time": 1.5,
+        "annotations": [{"image_path": p, "created_at": stamp, "class_label": c} for p, c in answers.items()],
+    }
+
+
+@pytest.fixture
+def load(composed, tmp_path):
+    """load("dataset.feed=stream") is the dataset below tmp_path/data with these overrides."""
+
+    def from_overrides(*overrides):
+        cfg = composed("dataset=micebone", "dataset.size=32", "dataset.resize=36", *overrides)
+        cfg.dataset.root, cfg.dataset.cache = str(tmp_path / "data"), str(tmp_path / "cache")
+        return build(cfg, "dataset")
+
+    return from_overrides
+
+
+def test_labels_and_experts_entry_by_entry(load, tmp_path):
+    answers = write_release(tmp_path / "data")
+    dataset = load()
+    assert dataset.class_names == CLASSES
+    assert list(dataset.annotators) == ORDER
+    for split, folds in (("train", "1234"), ("test", "5")):
+        paths = sorted(p for p in answers if p.split("/")[1][4:] in folds)
+        data = getattr(dataset, split)
+        assert data.images.shape == (len(paths), 3, 36, 36)
+        assert data.images.dtype == torch.uint8
+        for i, path in enumerate(paths):
+            counts = [answers[path].count(c) for c in CLASSES]
+            assert data.labels[i] == counts.index(max(counts)), path
+            for j, annotator in enumerate(ORDER):
+                assert CLASSES[dataset.annotators[annotator][split][i]] == answers[path][j]
+            pixels = Image.open(tmp_path / "data" / path).resize((36, 36), Image.Resampling.BILINEAR)
+            np.testing.assert_array_equal(data.images[i].numpy(), np.asarray(pixels).transpose(2, 0, 1))
+            if "image_0000" in path:
+                assert CLASSES[data.labels[i]] == BY_HAND[int(path.split("/")[1][4:])][1]
+
+
+def test_the_defaults_are_the_recipe_of_the_paper(composed):
+    cfg = composed("dataset=micebone")
+    assert (cfg.backbone.name, cfg.optim.name, cfg.experts.name) == ("resnet18", "adamw", "human")
+    assert (cfg.trainer.epochs, cfg.trainer.batch_size, cfg.optim.lr, cfg.optim.weight_decay) == (100, 128, 3e-4, 5e-4)
+    assert (cfg.dataset.size, cfg.dataset.resize, cfg.dataset.augment) == (224, 256, "random_resized_crop_flip")
+
+
+def test_damaged_images_are_left_out_with_their_answers(load, tmp_path):
+    answers = write_release(tmp_path / "data")
+    whole = load()
+    train = sorted(p for p in answers if "fold5" not in p)
+    (tmp_path / "data" / train[3]).write_bytes(b"")
+    with pytest.raises(UserError, match=r"1 of 16 images cannot be read: MiceBone/fold1/"):
+        load()
+    dataset = load("dataset.on_error=skip")
+    kept = [i for i in range(16) if i != 3]
+    assert torch.equal(dataset.train.images, whole.train.images[kept])
+    assert torch.equal(dataset.train.labels, whole.train.labels[kept])
+    for annotator in ORDER:
+        assert dataset.annotators[annotator]["train"].tolist() == whole.annotators[annotator]["train"][kept].tolist()
+    assert len(dataset.test) == 4
+
+
+def test_images_that_nobody_lists_are_pointed_out(load, tmp_path, caplog):
+    write_release(tmp_path / "data")
+    Image.new("RGB", (4, 4)).save(tmp_path / "data/MiceBone/fold2/stray.png")
+    assert len(load().train) == 16
+    assert "not used: 1, the first of them MiceBone/fold2/stray.png" in caplog.text
+
+
+def first(records):
+    return records[0]["annotations"][0]
+
+
+def everywhere(path):
+    """Move the first image of every full annotator to `path`."""
+
+    def edit(records):
+        old = first(records)["image_path"]
+        for answer in (a for r in records for a in r["annotations"] if a["image_path"] == old):
+            answer["image_path"] = path
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda r: first(r).update(class_label="x"), "INVALID533, MiceBone/fold1/.*'x' is not a class"),
+        (lambda r: first(r).pop("class_label"), "class_label"),
+        (lambda r: first(r).update(image_path=["a"]), "must be a list of records"),
+        (lambda r: r.clear(), "no annotator who labelled every image"),
+        (lambda r: [x["annotations"].pop(i) for i, x in enumerate(r)], "no annotator who labelled every image"),
+        (lambda r: r[0]["annotations"].append(first(r)), "two answers of annotator 533"),
+        (lambda r: r.append(r[0]), "two answers of annotator 533"),
+        (everywhere("MiceBone/fold9/a.png"), "none of the folders fold1 to fold5"),
+        (everywhere("MiceBone/fold1/gone.png"), "'MiceBone/fold1/gone.png', which is not in"),
+        (everywhere("../fold1/a.png"), "'../fold1/a.png', which leads out of"),
+    ],
+)
+def test_annotations_that_cannot_be(load, tmp_path, edit, sentence):
+    write_release(tmp_path / "data", edit=edit)
+    with pytest.raises(UserError, match=sentence):
+        load()
+
+
+def test_a_missing_root_and_a_broken_file(load, tmp_path):
+    with pytest.raises(UserError, match=r"dataset\.root=.* does not exist"):
+        load()
+    write_release(tmp_path / "data")
+    (tmp_path / "data/MiceBone/annotations.json").write_text('[{"name": ')
+    with pytest.raises(UserError, match=r"annotations\.json is not valid JSON"):
+        load()
+    (tmp_path / "data/MiceBone/annotations.json").unlink()
+    with pytest.raises(UserError, match=r"annotations\.json does not exist"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("dataset.feed=fast", "auto, resident, stream"),
+        ("dataset.on_error=ignore", "error, skip"),
+        ("dataset.augment=blur", "augment=blur"),
+        ("dataset.size=64", "size <= resize"),
+        ("dataset.workers=0", "at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(load, tmp_path, override, sentence):
+    write_release(tmp_path / "data")
+    with pytest.raises(UserError, match=sentence):
+        load(override)
+
+
+def test_a_whole_run_through_the_command_line(tmp_path):
+    write_release(tmp_path / "data")
+    settings = (
+        f"dataset=micebone dataset.root={tmp_path}/data dataset.cache={tmp_path}/cache dataset.size=32 dataset.resize=36 "
+        f"experts.num=4 backbone=timm backbone.name=resnet10t trainer.epochs=1 trainer.batch_size=8 output_dir={tmp_path}/out"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "l2d.train", *settings.split()],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json"))
+    assert [expert["name"] for expert in result["experts"]] == ORDER[:4]
+    assert 0 <= result["metrics"]["system_error"] <= 100

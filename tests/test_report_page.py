@@ -1,0 +1,146 @@
+"""The page: self-contained, safe with any name, and in headless Chromium free of errors with filters that work."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from PIL import Image
+from test_report import write_run
+
+from l2d.report import load_runs, paired_differences, summarize
+from l2d.report.page import write_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0",
+)  # fmt: skip
+NASTY = '<script>throw "caught"</script>&"\''
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    for seed in (0, 1):
+        for loss, error in (("ce", 31.0), ("picce_ce", 29.0), ("ova", 35.0), ("picce_ova", 30.0), ("pice_ova", 28.0)):
+            write_run(root / "outputs", loss, 4, seed, (error + seed, 60, 50), dataset="synthetic")
+    write_run(root / "outputs", "ce", 4, 0, (18.0, 74, 70))
+    write_run(root / "outputs", "ce", 8, 0, status="failed", dataset=NASTY)
+    runs = load_runs(root / "outputs")
+    runs.loc[runs.status == "failed", "error"] = NASTY
+    cells, paired = summarize(runs), paired_differences(runs)
+    figure = root / "system_error.png"
+    Image.new("RGB", (600, 300), "#0072B2").save(figure)
+    titles = [f"{d}, {e} experts" for d, e, _ in cells.groupby(["dataset", "experts", "setting"]).groups]
+    (root / "report").mkdir()
+    return write_page(runs, cells, paired, {title: [figure] for title in titles}, root / "report")
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and whether it or an ancestor is hidden."""
+
+    VOID = ("meta", "link", "img", "br", "input")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict, bool]] = []
+        self.open: list[tuple[str, bool]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        hidden = "hidden" in dict(attrs) or any(h for _, h in self.open)
+        self.found.append((tag, dict(attrs), hidden))
+        if tag not in self.VOID:
+            self.open.append((tag, hidden))
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def shown(self, tag: str, **wanted: str) -> list[dict]:
+        return [a for t, a, hidden in self.found if t == tag and not hidden and wanted.items() <= a.items()]
+
+
+def browse(address: str, tmp_path: Path, *more: str) -> tuple[str, list[str]]:
+    """What the browser made of the page, and what its console said."""
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *more, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_it_needs_nothing_from_elsewhere(page):
+    elements = Elements(page.read_text())
+    sources = [value for _, attrs, _ in elements.found for key, value in attrs.items() if key in ("src", "srcset")]
+    assert sources and all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"https?://|@import|url\(", page.read_text())
+    assert [attrs for tag, attrs, _ in elements.found if tag == "link"] == [{"rel": "icon", "href": "data:,"}]
+
+
+def test_names_and_errors_are_shown_as_they_are(page):
+    elements = Elements(page.read_text())
+    assert sum(tag == "script" for tag, _, _ in elements.found) == 1
+    assert NASTY in [option["value"] for option in elements.shown("option")]
+    assert NASTY in elements.texts  # the error of the failed run
+
+
+def test_links_lead_to_the_run_folders(page):
+    links = [attrs["href"] for tag, attrs, _ in Elements(page.read_text()).found if tag == "a"]
+    assert len(links) == 12
+    assert all((page.parent / unquote(link) / "result.json").is_file() for link in links)
+
+
+@needs_chromium
+def test_the_console_of_a_broken_page_is_heard(tmp_path):
+    """A control for the tests below."""
+    (tmp_path / "broken.html").write_text("<script>throw new Error('caught')</script>")
+    assert "caught" in browse((tmp_path / "broken.html").as_uri(), tmp_path, "--dump-dom")[1][0]
+
+
+@needs_chromium
+def test_it_opens_without_an_error_and_shows_everything(page, tmp_path):
+    shot = tmp_path / "page.png"
+    dom, said = browse(page.as_uri(), tmp_path, "--dump-dom")
+    assert said == []
+    elements = Elements(dom)
+    assert len(elements.shown("tr", **{"class": "run"})) == 12 and "12 runs" in elements.texts
+    assert len(elements.shown("section")) == 3
+    browse(page.as_uri(), tmp_path, "--window-size=1300,1000", f"--screenshot={shot}")
+    image = Image.open(shot).convert("RGB")
+    assert image.size == (1300, 1000)
+    colours = {colour: count for count, colour in image.getcolors(1 << 24)}
+    assert colours[255, 255, 255] < 0.99 * 1300 * 1000 and len(colours) > 50
+
+
+@needs_chromium
+def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
+    dom, said = browse(page.as_uri() + "#loss=picce_ova&dataset=synthetic", tmp_path, "--dump-dom")
+    elements = Elements(dom)
+    assert said == [] and "2 runs" in elements.texts
+    assert [s["data-dataset"] for s in elements.shown("section")] == ["synthetic"]
+    assert {td["data-losses"] for td in elements.shown("td") if "data-losses" in td} == {"picce_ova"}
+    assert {row["data-losses"] for row in elements.shown("tr") if "data-losses" in row} == {
+        "picce_ova",
+        "ova picce_ova",
+    }
+    assert {th["data-column"] for th in elements.shown("th") if "data-column" in th} == {"1"}
+
+
+@needs_chromium
+def test_choosing_in_the_boxes_filters_and_an_unknown_address_shows_all(page, tmp_path):
+    act = '<script>pick.loss.value = "ce"; pick.loss.dispatchEvent(new Event("change"));</script></body>'
+    copy = tmp_path / "copy.html"
+    copy.write_text(page.read_text().replace("</body>", act))
+    dom, said = browse(copy.as_uri() + "#loss=no_such_loss", tmp_path, "--dump-dom")
+    assert said == []
+    assert {row["data-losses"] for row in Elements(dom).shown("tr", **{"class": "run"})} == {"ce"}
+    dom, _ = browse(page.as_uri() + "#loss=no_such_loss", tmp_path, "--dump-dom")
+    assert len(Elements(dom).shown("tr", **{"class": "run"})) == 12

@@ -1,0 +1,260 @@
+"""Training: the schedule by hand, what the loop does to a model, and that seeds mean what they say."""
+
+import os
+import subprocess
+import sys
+from math import cos, pi
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from l2d.data import Dataset, ResidentLoader, Split
+from l2d.errors import UserError
+from l2d.losses import DeferralLoss
+from l2d.models import MLP
+from l2d.training import Device, fit, make_schedule, predict, seed_everything
+
+CPU = Device(torch.device("cpu"), "float32")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch():
+    """seed_everything sets things for the whole process: put them back."""
+    state = torch.get_rng_state()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
+    torch.set_float32_matmul_precision("highest")
+    torch.set_rng_state(state)
+
+
+def rates(schedule: str, steps: int, epochs: int, warmup_epochs: float) -> list[float]:
+    """With a base rate of 2: the learning rate with which each step is taken, and the one after the last."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler, seen = make_schedule(optimizer, schedule, steps, epochs, warmup_epochs), []
+    for _ in range(epochs * steps + 1):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_cosine_falls_from_the_rate_to_zero():
+    # 2 * (1 + cos(pi t / 4)) / 2 for t = 0..4
+    assert rates("cosine", 2, 2, 0) == pytest.approx([2, 1 + cos(pi / 4), 1, 1 - cos(pi / 4), 0], abs=1e-12)
+
+
+def test_warmup_rises_linearly_and_then_the_cosine_begins():
+    # One and a half epochs of two steps: quarters of 2 for three steps, then the cosine of the five that remain.
+    expected = [0.5, 1, 1.5, *(1 + cos(pi * t / 5) for t in range(5)), 0]
+    assert rates("cosine", 2, 4, 1.5) == pytest.approx(expected, abs=1e-12)
+
+
+def test_constant_stays():
+    assert rates("constant", 3, 1, 0) == [2, 2, 2, 2]
+    assert rates("constant", 2, 2, 0.5) == [1, 2, 2, 2, 2]
+
+
+def test_impossible_schedules_are_refused():
+    with pytest.raises(UserError, match="cosine or constant"):
+        rates("linear", 2, 2, 0)
+    with pytest.raises(UserError, match="warmup_epochs must be smaller"):
+        rates("cosine", 2, 2, 2)
+
+
+@pytest.fixture
+def problem():
+    """60 samples of 3 separable classes, two experts: one right on class 0, one always wrong."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    images = 0.3 * torch.randn(60, 3, 2, 2, generator=rng)
+    images[torch.arange(60), labels] += 1.0
+    answers = torch.stack([torch.zeros_like(labels), (labels + 1) % 3], dim=1)
+    split = Split(images, labels)
+    dataset = Dataset("problem", ["a", "b", "c"], split, split, (3, 2, 2))
+    return lambda train=True, batch_size=20, seed=0: ResidentLoader(
+        dataset, split, lambda epoch: answers, batch_size, CPU.device, seed=seed, train=train
+    )
+
+
+def settings(epochs: int, clip_grad: float | None = None, log_every: int = 100):
+    return OmegaConf.create({"epochs": epochs, "clip_grad": clip_grad, "log_every": log_every})
+
+
+def trained(
+    loader, seed=0, epochs=5, lr=0.1, clip_grad=None, formulation="picce", steps=None, momentum=0.9, log_every=1
+):
+    seed_everything(seed, deterministic=False)
+    model = MLP(5, (3, 2, 2), 16, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    schedule = make_schedule(optimizer, "cosine", len(loader), epochs, 0)
+    loss = DeferralLoss(formulation, "ce", 3)
+    on_step = (lambda *step: steps.append(step)) if steps is not None else lambda *step: None
+    rows = list(fit(model, loss, optimizer, schedule, loader, CPU, settings(epochs, clip_grad, log_every), on_step))
+    moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
+    return model, rows, moved
+
+
+def test_fit_learns_the_problem(problem):
+    model, rows, _ = trained(problem(), epochs=20)
+    assert [row["epoch"] for row in rows] == list(range(1, 21))
+    assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]
+    scores, *_ = predict(model, problem(train=False), CPU)
+    assert (scores[:, :3].argmax(1) == torch.arange(60) % 3).double().mean() > 0.95
+    assert scores[:, 3].mean() > scores[:, 4].mean()  # the expert that is sometimes right is preferred
+
+
+def test_rows_hold_the_mean_loss_the_next_rate_and_the_speed(problem):
+    """Three steps an epoch, two epochs: after the first the cosine is half-way, after the second at zero."""
+    steps = []
+    _, rows, _ = trained(problem(), epochs=2, steps=steps)
+    assert [row["lr"] for row in rows] == pytest.approx([0.05, 0], abs=1e-12)
+    assert [(epoch, step) for epoch, step, _ in steps] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+    assert rows[0]["loss"] == pytest.approx(steps[2][2])  # the running mean of the epoch's last step
+    assert all(row["images_per_second"] > 0 for row in rows)
+
+
+def test_the_log_interval_is_kept(problem):
+    steps = []
+    trained(problem(batch_size=6), epochs=1, steps=steps, log_every=4)
+    assert [step for _, step, _ in steps] == [4, 8]
+
+
+def test_the_first_loss_is_that_of_the_untrained_model(problem):
+    """With rate zero the epoch's mean loss is the loss of the initial weights over all samples."""
+    model, rows, moved = trained(problem(), epochs=1, lr=0.0)
+    assert moved.abs().max() == 0
+    (batch,) = problem(train=False, batch_size=60).epoch()
+    expected = DeferralLoss("picce", "ce", 3)(model(batch.images), batch.labels, batch.expert_predictions)
+    assert rows[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_same_seed_repeats_and_another_does_not(problem):
+    runs = [trained(problem(seed=seed), seed=seed) for seed in (0, 0, 1)]
+    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model, _, _ in runs]
+    losses = [[row["loss"] for row in rows] for _, rows, _ in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert losses[0] == losses[1]
+    assert not torch.equal(weights[0], weights[2])
+    assert losses[0] != losses[2]
+
+
+def test_clip_grad_shortens_the_step_and_keeps_its_direction(problem):
+    """One plain SGD step with rate 1 moves by the gradient: its length is the limit, where the limit is shorter."""
+
+    def step(clip):
+        return trained(problem(batch_size=60), epochs=1, lr=1.0, momentum=0, clip_grad=clip)[2]
+
+    free, clipped, generous = step(None), step(0.01), step(1e3)
+    assert free.norm() > 0.1
+    assert clipped.norm().item() == pytest.approx(0.01, rel=1e-3)
+    torch.testing.assert_close(clipped / clipped.norm(), free / free.norm())
+    torch.testing.assert_close(generous, free)
+
+
+def test_predict_is_the_model_in_evaluation_mode_in_the_splits_order(problem):
+    """Dropout is off, batch norm uses its running statistics, nothing is dropped, no gradient is kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 5))
+    loader = problem(train=False, batch_size=7)
+    scores, labels, answers = predict(model, loader, CPU)
+    (whole,) = problem(train=False, batch_size=60).epoch()
+    norm, linear = model[1], model[3]
+    x = (whole.images.flatten(1) - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    torch.testing.assert_close(scores, (x @ linear.weight.T + linear.bias).detach())
+    assert torch.equal(labels, whole.labels)
+    assert torch.equal(answers, whole.expert_predictions)
+    assert not scores.requires_grad
+    assert scores.dtype == torch.float32
+
+
+def test_fit_trains_in_training_mode(problem):
+    """Also after an evaluation in between: batch norm's statistics keep moving."""
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = make_schedule(optimizer, "constant", 3, 3, 0)
+    loss, counted = DeferralLoss("vanilla", "ova", 3), []
+    for _ in fit(model, loss, optimizer, schedule, problem(), CPU, settings(3), lambda *step: None):
+        predict(model, problem(train=False), CPU)
+        counted.append(int(model[1].num_batches_tracked))
+    assert counted == [3, 6, 9]
+
+
+def test_the_device_is_chosen_or_refused():
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = Device.choose("auto", "auto")
+    assert chosen.device.type == here
+    assert chosen.precision == ("bf16" if here == "cuda" else "float32")
+    assert Device.choose("cpu", "bf16").precision == "bf16"
+    with pytest.raises(UserError, match="auto, cpu, cuda"):
+        Device.choose("gpu", "auto")
+    with pytest.raises(UserError, match="auto or cpu"):
+        Device.choose("cuda:99", "auto")
+    with pytest.raises(UserError, match="float32 or bf16"):
+        Device.choose("cpu", "fp8")
+
+
+BF16 = """
+import torch
+from omegaconf import OmegaConf
+from l2d.data import Dataset, ResidentLoader, Split
+from l2d.losses import DeferralLoss
+from l2d.training import Device, fit, make_schedule, predict
+
+torch.manual_seed(0)
+labels = torch.arange(40) % 2
+images = torch.randn(40, 3, 2, 2) + labels[:, None, None, None]
+split = Split(images, labels)
+data = Dataset("problem", ["a", "b"], split, split, (3, 2, 2))
+device = Device.choose("cpu", "bf16")
+loader = ResidentLoader(data, split, lambda epoch: labels[:, None], 20, device.device, train=True)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+seen = set()
+model.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+loss = DeferralLoss("picce", "ce", 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = make_schedule(optimizer, "constant", 2, 10, 0)
+settings = OmegaConf.create({"epochs": 10, "clip_grad": None, "log_every": 9})
+rows = list(fit(model, loss, optimizer, schedule, loader, device, settings, lambda *step: None))
+assert seen == {torch.bfloat16}, seen
+assert predict(model, loader, device)[0].dtype == torch.float32
+assert all(p.dtype == torch.float32 for p in model.parameters())
+assert rows[-1]["loss"] < rows[0]["loss"]
+"""
+
+
+def test_bf16_autocast_trains_on_the_cpu():
+    """In a process of its own: oneDNN reads its instruction set once, and not every machine runs its newest one."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1"}
+    child = subprocess.run([sys.executable, "-c", BF16], env=environment, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stderr
+
+
+@pytest.mark.parametrize("loss", ["picce_ce", "ova"])
+def test_model_and_loss_compile_to_one_graph(composed, loss):
+    """No break in the graph, and the same value as without compiling."""
+    from l2d.config import build
+
+    model, loss_fn = MLP(5, (3, 2, 2), 8, 1), build(composed(f"loss={loss}"), "loss", num_classes=3)
+
+    def step(images, labels, answers):
+        return loss_fn(model(images), labels, answers)
+
+    case = (torch.randn(4, 3, 2, 2), torch.tensor([0, 1, 2, 0]), torch.tensor([[0, 1], [1, 1], [0, -1], [0, 0]]))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*case), step(*case))
+
+
+def test_a_whole_run_repeats_with_its_seed(composed, tmp_path):
+    from l2d.train import run
+
+    def metrics(seed: int, folder: str) -> dict:
+        small = ("dataset.num_train=300", "dataset.num_test=200", "trainer.epochs=2", "trainer.device=cpu")
+        return run(composed(*small, f"seed={seed}", f"output_dir={tmp_path / folder}", "verbose=false"))
+
+    first = metrics(0, "a")
+    assert metrics(0, "b") == first
+    assert metrics(1, "c") != first
