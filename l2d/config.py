@@ -3,10 +3,12 @@
 import hashlib
 import inspect
 import json
+import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -31,7 +33,7 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
     settings = _plain(cfg[group])
     target = settings.pop("_target_", None)
     function = _import(group, target)
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(function, eval_str=True).parameters
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     given = {k: v for k, v in settings.items() if k in named or k not in OWN_KEYS}
@@ -41,6 +43,10 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
             f"{group} ({target}) has no setting {', '.join(sorted(unknown))}; "
             f"it takes {', '.join(sorted(named - set(offered)))}."
         )
+    for key in given.keys() & named:
+        if not _fits(given[key], parameters[key].annotation):
+            kind = getattr(parameters[key].annotation, "__name__", None) or str(parameters[key].annotation)
+            raise UserError(f"{group}.{key}={given[key]} does not fit: it must be {_KINDS.get(kind, kind)}.")
     arguments = {**{k: v for k, v in offered.items() if k in named}, **given}
     missing = {n for n in named if parameters[n].default is inspect.Parameter.empty} - set(arguments)
     if missing:
@@ -122,6 +128,24 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
 
 
+_KINDS = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "a text"}
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value from YAML is what the target's type hint asks for; hints of other kinds are not judged."""
+    if annotation in (int, float):
+        kinds = (int, float) if annotation is float else int
+        return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if annotation in (bool, str, None, NoneType):
+        return isinstance(value, annotation or NoneType)
+    parts = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if get_origin(annotation) in (list, tuple, Sequence):
+        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
+    return annotation is inspect.Parameter.empty or not isinstance(value, str | int | float | bool | NoneType | list)
+
+
 def _range(kind: type, low: float | None, high: float | None) -> str:
     return f"a{' whole' if kind is int else ''} number of at least {low}" + (f" and at most {high}" if high else "")
 
@@ -161,7 +185,10 @@ def _safe(part: Any) -> str:
 def locate(path: str) -> Callable:
     """The function or class at `package.module.name`."""
     module, _, name = path.rpartition(".")
-    return pkgutil.resolve_name(f"{module}:{name}")
+    found = pkgutil.resolve_name(f"{module}:{name}")
+    if not callable(found):
+        raise TypeError("it is neither a function nor a class")
+    return found
 
 
 def _import(group: str, target: str | None) -> Callable:

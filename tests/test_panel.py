@@ -69,7 +69,8 @@ def test_ids_survive_the_command_line(dataset, composed):
         (2, ["047", "533"], "must name annotators of dataset=made, each once: 047, 966"),
         (2, ["047", 47], "each once"),
         (None, [], "must name annotators"),
-        (1, ["047", "966"], "set it to null"),
+        (1, ["047", "966"], "does not fit the 2 annotators"),
+        (3, ["047", "966"], "does not fit the 2 annotators"),
         (1, 533, r"annotators=\[533\] must name"),
     ],
 )
@@ -149,14 +150,12 @@ def test_recorded_answers_are_never_redrawn_but_extras_are(dataset):
     assert torch.equal(table(panel, dataset, "test", 0), table(panel, dataset, "test", 1))
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [({"extra": "copy"}, "confusion or accuracy"), ({"resample": "always"}, "once or per_epoch")],
-)
-def test_what_mixed_refuses(dataset, changes, sentence):
-    settings = {"num": 4, "annotators": None, "extra": "confusion", "resample": "once", "seed": 0} | changes
-    with pytest.raises(UserError, match=sentence):
-        mixed(dataset, **settings)
+def test_settings_that_cannot_be(dataset):
+    with pytest.raises(UserError, match="confusion or accuracy"):
+        mixed(dataset, 4, None, "copy", "once", 0)
+    for experts in (human(dataset, 2), np.full((2, 3), 0.5)):
+        with pytest.raises(UserError, match="once or per_epoch"):
+            make_panel(experts, dataset, "always", 0)
 
 
 def test_no_expert_is_modelled_on_an_annotator_who_never_answered(dataset):

@@ -60,8 +60,8 @@ def write_run(
 
 @pytest.fixture
 def outputs(tmp_path):
-    """CIFAR-100, animal experts, CE: 4 experts complete, 8 one vanilla seed failed and PiCCE all failed, 12 begun, 16 and 20
-    and all of OvA absent."""
+    """CIFAR-100, animal experts, CE: 4 experts complete, 8 one vanilla seed failed and PiCCE all failed, 12 begun; 16,
+    20 and all of OvA absent."""
     root = tmp_path / "outputs"
     for seed, vanilla, picce in (
         (0, (18.0, 74, 70), (18.1, 77, 71)),
@@ -181,8 +181,8 @@ def test_text_for_the_terminal_and_the_finding(tmp_path):
     assert rows[3] == ["1 expert", "30.00", "30.00", "30.00", "19.50"]
     assert rows[4] == ["8 experts", "34.50", "31.25", "28.25", "12.50"]
     assert finding(cells) == (
-        "synthetic, specialist experts, OvA: from 1 to 8 experts vanilla's system error rose by 4.50 to 34.50 and PiCCE's rose by "
-        "1.25 to 31.25; with 8, PiCCE's is 3.25 below vanilla's and PiCE's 3.00 below PiCCE's."
+        "synthetic, specialist experts, OvA: from 1 to 8 experts vanilla's system error rose by 4.50 to 34.50 and "
+        "PiCCE's rose by 1.25 to 31.25; with 8, PiCCE's is 3.25 below vanilla's and PiCE's 3.00 below PiCCE's."
     )
 
 
@@ -192,9 +192,11 @@ def test_the_finding_says_when_seeds_are_missing_and_needs_two_counts(tmp_path):
     assert finding(summarize(load_runs(tmp_path))) == ""
     for seed, loss, error in ((0, "ce", 25.0), (0, "picce_ce", 19.0), (1, "ce", 27.0)):
         write_run(tmp_path, loss, 8, seed, (error, 60, 50))
-    assert finding(summarize(load_runs(tmp_path))) == (
-        "cifar100, animal experts, CE: from 4 to 8 experts vanilla's system error rose by 6.00 to 26.00 and PiCCE's fell by 1.00 to "
-        "19.00; with 8, PiCCE's is 7.00 below vanilla's (some seeds are missing)."
+    cells = summarize(load_runs(tmp_path))
+    assert not cells.system_error_better.any()
+    assert finding(cells) == (
+        "cifar100, animal experts, CE: from 4 to 8 experts vanilla's system error rose by 6.00 to 26.00 and "
+        "PiCCE's fell by 1.00 to 19.00; with 8, PiCCE's is 7.00 below vanilla's (some seeds are missing)."
     )
 
 
@@ -241,6 +243,15 @@ def test_a_seed_run_twice_counts_once_and_is_named(tmp_path, capsys):
     repeated(runs)
     failed, copy = capsys.readouterr().err.splitlines()
     assert "/a/ce-J4-seed0-0 repeats another run" in failed and "/b/ce-J4-seed0-0 repeats another run" in copy
+
+
+def test_metrics_of_an_unfinished_run_do_not_count(tmp_path):
+    write_run(tmp_path, "ce", 4, 0, (10.0, 50, 50), status="interrupted")
+    write_run(tmp_path, "ce", 4, 1, (30.0, 50, 50))
+    runs = load_runs(tmp_path)
+    assert runs.system_error.isna().sum() == 1
+    cell = cell_of(summarize(runs), "ce", 4, "vanilla")
+    assert (cell.n, cell.state, cell.system_error) == (1, "partial", 30.0)
 
 
 @pytest.mark.parametrize("text", ['{"status": "fini', "[]", '{"status": "finished", "metrics": {"coverage": 3}}', "{}"])

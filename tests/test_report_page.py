@@ -17,7 +17,8 @@ from l2d.report.page import write_page
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--enable-logging=stderr", "--v=0",
 )  # fmt: skip
 NASTY = '<script>throw "caught"</script>&"\''
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
@@ -131,6 +132,7 @@ def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
         "picce_ova",
         "ova picce_ova",
     }
+    assert len(elements.shown("tr", **{"class": "base"})) == 1  # of CE and OvA with 4 experts
     assert {th["data-column"] for th in elements.shown("th") if "data-column" in th} == {"1"}
 
 

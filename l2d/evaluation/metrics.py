@@ -15,40 +15,33 @@ def decide(scores: Tensor, expert_predictions: Tensor, num_classes: int) -> Tens
 
 def evaluate(scores: Tensor, labels: Tensor, expert_predictions: Tensor, num_classes: int) -> dict[str, Any]:
     """Every metric of the system from scores [B, K+J], labels [B] and expert_predictions [B, J]. Empty means are None."""
-    action = decide(scores, expert_predictions, num_classes)  # [B]
-    deferred = action >= num_classes  # [B]
-    asked = (action - num_classes).clamp(min=0)  # [B]
-    right = expert_predictions == labels[:, None]  # [B, J]
-    expert_right = right.gather(1, asked[:, None]).squeeze(1)  # [B]
-    classifier_right = scores[:, :num_classes].argmax(dim=1) == labels  # [B]
-    system_right = torch.where(deferred, expert_right, action == labels)  # [B]
-    counts = torch.bincount(action, minlength=scores.shape[1])[num_classes:]  # [J]
-
-    # One tensor, so that the device is waited for once.
-    numbers = torch.stack(
-        [
-            system_right.sum(),
-            deferred.sum(),
-            classifier_right.sum(),
-            (classifier_right & ~deferred).sum(),
-            (expert_right & deferred).sum(),
-            right.any(dim=1).sum(),
-        ]
-    )
-    summary = torch.cat([numbers, right.sum(dim=0), counts]).tolist()
-    ok, away, classifier_ok, kept_ok, asked_ok, any_ok = summary[:6]
-    each = summary[6:]
+    counts = tally(scores, labels, expert_predictions, num_classes).tolist()  # the device is waited for once
+    right, deferred, classifier_right, kept_right, asked_right, any_right = counts[:6]
     total, num_experts = len(labels), expert_predictions.shape[1]
+    experts_right, experts_asked = counts[6 : 6 + num_experts], counts[6 + num_experts :]
     return {
-        "system_error": 100 * (total - ok) / total,
-        "coverage": 100 * (total - away) / total,
-        "classifier_accuracy": 100 * classifier_ok / total,
-        "classifier_accuracy_kept": _percent(kept_ok, total - away),
-        "expert_accuracy_deferred": _percent(asked_ok, away),
-        "best_expert_accuracy": 100 * max(each[:num_experts]) / total,
-        "any_expert_correct": 100 * any_ok / total,
-        "deferred_to": [100 * count / total for count in each[num_experts:]],
+        "system_error": 100 * (total - right) / total,
+        "coverage": 100 * (total - deferred) / total,
+        "classifier_accuracy": 100 * classifier_right / total,
+        "classifier_accuracy_kept": _percent(kept_right, total - deferred),
+        "expert_accuracy_deferred": _percent(asked_right, deferred),
+        "best_expert_accuracy": 100 * max(experts_right) / total,
+        "any_expert_correct": 100 * any_right / total,
+        "deferred_to": [100 * count / total for count in experts_asked],
     }
+
+
+def tally(scores: Tensor, labels: Tensor, expert_predictions: Tensor, num_classes: int) -> Tensor:
+    """The counts behind the metrics, in one tensor [6 + 2J] on the scores' device, without waiting for it."""
+    action = decide(scores, expert_predictions, num_classes)  # [B]
+    asked = action[:, None] == torch.arange(num_classes, scores.shape[1], device=scores.device)  # [B, J]
+    deferred = action >= num_classes  # [B]
+    expert_right = expert_predictions == labels[:, None]  # [B, J]
+    asked_right = (asked & expert_right).any(dim=1)  # [B]
+    classifier_right = scores[:, :num_classes].argmax(dim=1) == labels  # [B]
+    kept_right = classifier_right & ~deferred  # [B]
+    columns = (kept_right | asked_right, deferred, classifier_right, kept_right, asked_right, expert_right.any(dim=1))
+    return torch.cat([torch.stack(columns).sum(dim=1), expert_right.sum(dim=0), asked.sum(dim=0)])
 
 
 def _percent(part: int, whole: int) -> float | None:

@@ -1,6 +1,5 @@
 """A panel: the experts' predictions on every split, whichever way they came about."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +9,7 @@ from l2d.data.dataset import Dataset
 from l2d.errors import UserError
 from l2d.experts.simulator import MISSING, confusion_matrix, simulate, table_dtype, uniform_confusion
 
+Ids = list[str | int] | str | int  # of annotators
 _STREAMS = {"test": 0, "train": 1}  # training epoch e (resample=per_epoch) uses stream 1 + e
 
 
@@ -24,10 +24,6 @@ class ExpertPanel:
     resample: str = "once"
     seed: int = 0
     _tables: dict[str, tuple[Tensor, int, Tensor]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.resample not in ("once", "per_epoch"):
-            raise UserError(f"experts.resample={self.resample} must be once or per_epoch.")
 
     @property
     def num(self) -> int:
@@ -52,6 +48,8 @@ class ExpertPanel:
 
 def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: str, seed: int) -> ExpertPanel:
     """What an `experts=` target returned, as a panel: an accuracy matrix [J, K] is simulated, a panel stays itself."""
+    if resample not in ("once", "per_epoch"):
+        raise UserError(f"experts.resample={resample} must be once or per_epoch.")
     if isinstance(experts, ExpertPanel):
         return experts
     matrix = np.asarray(experts, dtype=float)
@@ -63,25 +61,25 @@ def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: 
     return ExpertPanel([f"expert_{j}" for j in range(len(matrix))], matrix, resample=resample, seed=seed)
 
 
-def human(dataset: Dataset, num: int | None, annotators: Sequence[str | int] | None = None) -> ExpertPanel:
+def human(dataset: Dataset, num: int | None, annotators: Ids | None = None) -> ExpertPanel:
     """The dataset's own annotators: the first `num` of them (all if null), or those that `annotators` names."""
     names = _chosen(dataset, annotators)
     num = len(names) if num is None else num
+    if annotators is not None and num != len(names):
+        raise UserError(
+            f"experts.num={num} does not fit the {len(names)} annotators that experts.annotators names; "
+            "set it to null or to their number."
+        )
     if not 1 <= num <= len(names):
         raise UserError(
             f"experts.num={num}: dataset={dataset.name} has {len(names)} annotators, so choose 1 to {len(names)}, "
             "or let experts=mixed add simulated ones."
         )
-    if annotators is not None and num < len(names):
-        raise UserError(
-            f"experts.num={num} does not fit the {len(names)} annotators that experts.annotators names; "
-            "set it to null or to their number."
-        )
     return ExpertPanel(names[:num], recorded=_recorded(dataset, names[:num]))
 
 
 def mixed(
-    dataset: Dataset, num: int | None, annotators: Sequence[str | int] | None, extra: str, resample: str, seed: int
+    dataset: Dataset, num: int | None, annotators: Ids | None, extra: str, resample: str, seed: int
 ) -> ExpertPanel:
     """Annotators first, then simulated experts up to `num`, made in turn after the first annotator, the second, ...
 
@@ -122,7 +120,7 @@ def _recorded(dataset: Dataset, names: list[str]) -> dict[str, np.ndarray]:
     }
 
 
-def _chosen(dataset: Dataset, annotators: Sequence[str | int] | None) -> list[str]:
+def _chosen(dataset: Dataset, annotators: Ids | None) -> list[str]:
     have = list(dataset.annotators)
     if not have:
         raise UserError(
@@ -131,7 +129,7 @@ def _chosen(dataset: Dataset, annotators: Sequence[str | int] | None) -> list[st
         )
     if annotators is None:
         return have
-    annotators = annotators if isinstance(annotators, list | tuple) else [annotators]
+    annotators = annotators if isinstance(annotators, list) else [annotators]
     names = [_match(wanted, have) for wanted in annotators]
     if not names or None in names or len(set(names)) < len(names):
         raise UserError(
