@@ -70,7 +70,7 @@ def choices(cfg: DictConfig) -> dict[str, Any]:
     return {
         "dataset": _label(cfg, "dataset"),
         "experts": _label(cfg, "experts"),
-        "num_experts": cfg.experts.get("num"),
+        "num_experts": _num_experts(cfg),
         "backbone": _label(cfg, "backbone"),
         "loss": _label(cfg, "loss"),
         "formulation": cfg.loss.get("formulation"),
@@ -172,6 +172,11 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, list):
         return [_canonical(v) for v in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _num_experts(cfg: DictConfig) -> int | None:
+    num = cfg.experts.get("num")
+    return len(cfg.experts.annotators) if num is None and cfg.experts.get("annotators") else num
 
 
 def _label(cfg: DictConfig, group: str) -> str:

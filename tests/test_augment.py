@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from l2d.data.augment import AUGMENTATIONS, centre_crop, random_boxes, resample
+from l2d.data.augment import AUGMENTATIONS, centre_crop, random_box, random_boxes, resample
 from l2d.data.dataset import Dataset, Split
 from l2d.data.loader import make_loader, mix
 from l2d.errors import UserError
@@ -55,8 +55,9 @@ def test_every_sample_of_a_batch_has_its_own_randomness_and_the_generator_decide
     assert flips == {images[0].numpy().tobytes(), images[0].flip(-1).numpy().tobytes()}
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("height, width", [(256, 256), (375, 500), (60, 400), (400, 60), (7, 5)])
-def test_boxes_have_torchvisions_distribution(height, width):
+def test_boxes_have_torchvisions_distribution(height, width, one_by_one):
     count = 3000
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -64,7 +65,10 @@ def test_boxes_have_torchvisions_distribution(height, width):
         picture = [torch.empty(3, height, width)]
         drawn = [crop.make_params(picture) for _ in range(count)]
     theirs = torch.tensor([[d[k] for k in ("top", "left", "height", "width")] for d in drawn]).double()
-    ours = random_boxes(torch.full((count,), height), torch.full((count,), width), rng()).double()
+    if one_by_one:
+        ours = torch.tensor([random_box(height, width, mix(0, i)) for i in range(count)]).double()
+    else:
+        ours = random_boxes(torch.full((count,), height), torch.full((count,), width), rng()).double()
     top, left, h, w = ours.T
     assert (top >= 0).all() and (left >= 0).all() and (h > 0).all() and (w > 0).all()
     assert (top + h <= height).all() and (left + w <= width).all()
@@ -80,6 +84,7 @@ def test_boxes_have_torchvisions_distribution(height, width):
 def test_boxes_of_images_of_different_sizes_in_one_batch():
     boxes = random_boxes(torch.tensor([10, 1000]), torch.tensor([1000, 10]), rng())
     assert boxes.tolist() == [[0, 493, 10, 13], [493, 0, 13, 10]]  # nothing fits: the widest 4:3 box, in the centre
+    assert random_box(10, 1000, 0) == (0, 493, 10, 13) and random_box(1000, 10, 0) == (493, 0, 13, 10)
 
 
 BOXES = torch.tensor([[0, 0, 64, 64], [5, 7, 20, 31], [40, 3, 24, 18], [10, 50, 8, 14], [63, 63, 1, 1]])
@@ -128,6 +133,8 @@ def test_augmentation_stays_on_a_cuda_device():
 def test_centre_crop_takes_the_middle():
     image = torch.arange(5 * 6).view(1, 1, 5, 6)
     assert centre_crop(image, (3, 2)).tolist() == [[[[8, 9], [14, 15], [20, 21]]]]
+    for size in ((2, 1), (2, 3), (5, 5), (1, 6)):  # odd margins too
+        assert torch.equal(centre_crop(image, size), tv.center_crop(image, size))
 
 
 def dataset(augment: str = "none", side: int = 12, size: int = 8, count: int = 10) -> Dataset:

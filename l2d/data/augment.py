@@ -1,6 +1,7 @@
 """Augmentation of a whole batch on its device, with randomness of its own for every sample."""
 
 import math
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -9,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from l2d.data.files import Box, Size
 from l2d.errors import UserError
 
 PADDING = 4
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of a random resized crop, as in torchvision
 
-Size = tuple[int, int]  # height, width that the model sees
 Augmentation = Callable[[Tensor, Size, Generator], Tensor]  # [B, C, H, W] -> [B, C, *size]
 
 
@@ -62,6 +63,19 @@ def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
     return torch.stack((top, left, h, w), dim=1).long()
 
 
+def random_box(height: int, width: int, seed: int) -> Box:
+    """One such box in plain Python, which is quicker where the images come one by one."""
+    rng = random.Random(seed)
+    for _ in range(TRIES):
+        area = height * width * rng.uniform(*AREA)
+        ratio = math.exp(rng.uniform(*map(math.log, RATIO)))
+        h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < h <= height and 0 < w <= width:
+            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
+    h, w = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
 def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Tensor:
     """Box b of image b at the new size, bilinear, left and right exchanged where `mirrored` [B] says so.
 
@@ -78,7 +92,7 @@ def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Ten
 
 
 def centre_crop(images: Tensor, size: Size) -> Tensor:
-    top, left = ((have - want) // 2 for have, want in zip(images.shape[-2:], size, strict=True))
+    top, left = (round((have - want) / 2) for have, want in zip(images.shape[-2:], size, strict=True))
     return images[..., top : top + size[0], left : left + size[1]]
 
 

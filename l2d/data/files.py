@@ -8,11 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
 from l2d.errors import UserError
 
-Box = tuple[float, float, float, float]  # top, left, height, width
+Size = tuple[int, int]  # height, width
+Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 @dataclass(frozen=True)
@@ -35,29 +40,21 @@ def open_image(path: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def read_box(path: Path, choose: Callable[[int, int], Box], size: tuple[int, int]) -> Image.Image:
-    """The box that `choose(height, width)` picks, in RGB at `size`; a JPEG is decoded no larger than that needs."""
+def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tensor:
+    """`choose(height, width)` picks a box and the size to resample it to: RGB bytes [3, *size].
+
+    A large JPEG is decoded at a half, a quarter or an eighth of its size where that is no smaller than what is asked for.
+    """
     with _opened(path) as image:
         width, height = image.size
-        top, left, h, w = choose(height, width)
+        (top, left, h, w), size = choose(height, width)
         image.draft("RGB", (math.ceil(width * size[1] / w), math.ceil(height * size[0] / h)))
-        across, down = image.size[0] / width, image.size[1] / height  # 1, or what the draft reduced it to
-        rgb = image if image.mode == "RGB" else image.convert("RGB")
-        right, bottom = min((left + w) * across, image.size[0]), min((top + h) * down, image.size[1])
-        return rgb.resize(size[::-1], Image.Resampling.BILINEAR, (left * across, top * down, right, bottom))
-
-
-def centre_box(height: int, width: int, resize: int, size: tuple[int, int]) -> Box:
-    """Where the centre of `size` lies in the original when its shorter side becomes `resize`."""
-    shorter = min(height, width)
-    rows, columns = int(resize * height / shorter), int(resize * width / shorter)
-    down, across = height / rows, width / columns
-    return (
-        round((rows - size[0]) / 2) * down,
-        round((columns - size[1]) / 2) * across,
-        size[0] * down,
-        size[1] * across,
-    )
+        across, down = image.size[0] / width, image.size[1] / height  # 1, or what the draft made of it
+        right, bottom = round((left + w) * across), round((top + h) * down)
+        inside = image.crop((round(left * across), round(top * down), right, bottom))
+        pixels = np.array(inside if inside.mode == "RGB" else inside.convert("RGB"))  # [h, w, 3]
+    box = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    return F.interpolate(box, size, mode="bilinear", antialias=True)[0]
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from l2d.data.augment import flip, random_boxes, random_resized_crop_flip
+from l2d.data.augment import centre_crop, flip, random_box, random_resized_crop_flip
 from l2d.data.dataset import Dataset, Split
-from l2d.data.files import Box, ImageFiles, centre_box, read_box
+from l2d.data.files import Box, ImageFiles, Size, read_box
 from l2d.data.loader import Batch, SplitLoader, mix
 from l2d.errors import UserError
 
@@ -89,7 +88,7 @@ class Decoder(TorchDataset[Decoded]):
     square that the shorter side is resized to, for an augmentation that crops from it.
     """
 
-    def __init__(self, files: ImageFiles, size: tuple[int, int], seed: int, boxes: bool, margin: bool):
+    def __init__(self, files: ImageFiles, size: Size, seed: int, boxes: bool, margin: bool):
         self.root, self.seed, self.boxes = files.root, seed, boxes
         self.paths = np.array([os.fsencode(path) for path in files.paths])  # one object, cheap to share with workers
         self.resize = files.resize or min(size)
@@ -98,32 +97,28 @@ class Decoder(TorchDataset[Decoded]):
 
     def __getitem__(self, job: Job) -> Decoded:
         epoch, index = job
-        images = np.empty((len(index), *self.size, 3), dtype=np.uint8)  # [B, H, W, 3]
+        images = torch.empty(len(index), *self.size, 3, dtype=torch.uint8)  # [B, H, W, 3]
         kept: list[int] = []
         damaged: dict[str, str] = {}
         for i in index.tolist():
             path = self.root / os.fsdecode(self.paths[i])
             try:
-                images[len(kept)] = self._read(path, epoch, i)
-                kept.append(i)
+                image = read_box(path, partial(self._random if self.boxes else self._whole, epoch, i))
             except UserError as error:  # as a value: an exception would not reach the main process as one sentence
                 damaged[str(path)] = str(error)
                 if self.stop:
                     break
-        return torch.from_numpy(images[: len(kept)]), torch.tensor(kept, dtype=torch.int64), damaged
+                continue
+            images[len(kept)] = centre_crop(image, self.size).permute(1, 2, 0)
+            kept.append(i)
+        return images[: len(kept)], torch.tensor(kept, dtype=torch.int64), damaged
 
-    def _read(self, path: Path, epoch: int, i: int) -> np.ndarray:
-        if self.boxes:
-            choose = partial(random_box, seed=mix(self.seed, epoch, i, 1))
-        else:
-            choose = partial(centre_box, resize=self.resize, size=self.size)
-        return np.asarray(read_box(path, choose, self.size))
+    def _random(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
+        return random_box(height, width, mix(self.seed, epoch, i, 1)), self.size
 
-
-def random_box(height: int, width: int, seed: int) -> Box:
-    boxes = random_boxes(torch.tensor([height]), torch.tensor([width]), torch.Generator().manual_seed(seed))
-    top, left, h, w = boxes[0].tolist()
-    return top, left, h, w
+    def _whole(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
+        shorter = min(height, width)
+        return (0, 0, height, width), (int(self.resize * height / shorter), int(self.resize * width / shorter))
 
 
 def default_workers() -> int:
