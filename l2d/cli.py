@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from l2d.config import config_dir, register_resolvers
 from l2d.errors import UserError, errors_as_sentences, sentence
 from l2d.sweep import plan
-from l2d.tracking.record import remove_if_empty
+from l2d.tracking.record import InUse, remove_if_empty
 
 # At import, because the workers of a parallel launcher need them too.
 register_resolvers()
@@ -36,6 +36,8 @@ def _job(cfg: DictConfig) -> dict[str, Any]:
             return _run(cfg)
     try:
         return {"metrics": _run(cfg)}
+    except InUse as error:
+        return {"in_use": sentence(error)}
     except Exception as error:  # one cell: the sweep goes on, and tells at its end
         if isinstance(error, UserError):
             return {"error": sentence(error), "by_user": True}

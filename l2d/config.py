@@ -18,8 +18,8 @@ from l2d.errors import UserError
 # Keys that the framework reads itself; a target gets them only if it names them.
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs"}
 # What may differ between two runs without their results differing: left out of the fingerprint.
-FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose", "force", "plan"}
-FREE_KEYS = {"trainer": {"device", "log_every"}, "dataset": {"root", "workers", "cache", "download", "verify"}}
+FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose", "force", "plan", "resume"}
+FREE_KEYS = {"trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"}, "dataset": {"root", "workers", "cache", "download", "verify"}}
 
 
 def config_dir() -> str:
@@ -30,7 +30,7 @@ def config_dir() -> str:
 
 def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
     """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name."""
-    settings = _plain(cfg[group])
+    settings = plain(cfg[group])
     target = settings.pop("_target_", None)
     function = _import(group, target)
     parameters = inspect.signature(function, eval_str=True).parameters
@@ -56,7 +56,7 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """Everything that determines the result, as plain values."""
-    groups = {str(group): _plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
+    groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
     return _canonical({g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS else v for g, v in groups.items()})
 
 
@@ -102,6 +102,10 @@ def check(cfg: DictConfig) -> None:
         ("trainer.eval_every", int, 0, None),
         ("trainer.log_every", int, 1, None),
         ("trainer.clip_grad", float, 0, None),
+        ("trainer.checkpoint_minutes", float, 0, None),
+        ("trainer.checkpoint_epochs", int, 0, None),
+        ("trainer.skip_nonfinite", int, 0, None),
+        ("trainer.sync_batchnorm", bool, None, None),
         ("trainer.channels_last", bool, None, None),
         ("trainer.compile", bool, None, None),
         ("trainer.deterministic", bool, None, None),
@@ -114,7 +118,7 @@ def check(cfg: DictConfig) -> None:
         ("optim.warmup_epochs", float, 0, None),
     ):
         value = OmegaConf.select(cfg, key)
-        if value is None and key in ("trainer.clip_grad", "experts.num", "optim.weight_decay"):
+        if value is None and key in ("trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"):
             continue
         is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
         if not (isinstance(value, bool) if kind is bool else is_number):
@@ -150,7 +154,8 @@ def _range(kind: type, low: float | None, high: float | None) -> str:
     return f"a{' whole' if kind is int else ''} number of at least {low}" + (f" and at most {high}" if high else "")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Resolved, as dicts, lists and scalars."""
     try:
         return (
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value

@@ -1,5 +1,7 @@
 """What a user can get wrong ends in one sentence and exit code 2; a bug keeps its traceback."""
 
+import errno
+import logging
 import os
 import sys
 import traceback
@@ -13,16 +15,31 @@ class UserError(Exception):
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Around a command: a UserError, or Hydra's refusal of a config, is printed and ends the program with exit code 2."""
+    """Around a command: what a user can mend is printed as a sentence and ends the program with exit code 2."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, UserError) and not type(error).__module__.startswith(("hydra.", "omegaconf.")):
+        if not _is_the_users(error):
             raise
         sys.stderr.write(f"l2d: {sentence(error)}\n")
         if os.environ.get("L2D_TRACEBACK"):
             traceback.print_exception(error)
         sys.exit(2)
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Ours, Hydra's refusal of a config, or the machine's: a full disk, a folder that may not be written, too many files."""
+    if isinstance(error, OSError):
+        return error.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EROFS,
+            errno.EACCES,
+            errno.EPERM,
+            errno.EMFILE,
+            errno.ENFILE,
+        )
+    return isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf."))
 
 
 def sentence(error: Exception) -> str:
@@ -31,3 +48,9 @@ def sentence(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
     return text.removeprefix("UserError raised while resolving interpolation: ")
+
+
+def notice(text: str) -> None:
+    """Something the user should know although the program goes on: on the terminal and in the run's log."""
+    logging.getLogger("l2d").warning(text)
+    sys.stderr.write(f"l2d: {text}\n")

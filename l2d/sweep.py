@@ -60,14 +60,18 @@ class CellSweeper(_BasicSweeper):
 
     def _summarise(self, cells: list[dict[str, Any]], outcomes: Sequence[Any], skipped: int, seconds: float) -> None:
         """Counts, and why each failed one failed. Exit code 2 if all failures were the user's to mend, else 1."""
-        failures = []
+        failures, busy = [], []
         for cell, outcome in zip(cells, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 failures.append((cell, {"error": str(outcome), "by_user": False}))
+            elif "in_use" in outcome:
+                busy.append(outcome["in_use"])
             elif "error" in outcome:
                 failures.append((cell, outcome))
-        done = len(cells) - len(failures)
-        print(f"{done} done, {skipped} finished before, {len(failures)} failed, in {duration(seconds)}")
+        counts = {"done": len(cells) - len(failures) - len(busy), "finished before": skipped, "failed": len(failures)}
+        counts |= {"left to another process": len(busy)} if busy else {}
+        print(", ".join(f"{n} {what}" for what, n in counts.items()) + f", in {duration(seconds)}")
+        print("\n".join(busy), end="\n" if busy else "")
         for cell, outcome in failures:
             print(f"failed: {' '.join(cell['overrides'])}: {outcome['error']}", file=sys.stderr)
         if failures:
@@ -82,7 +86,7 @@ def plan(folder: Path, force: bool) -> tuple[str, str]:
         return "run", "nothing there yet"
     if result.get("status") == "finished":
         return ("redo", "finished, but force=true") if force else ("skip", headline(result["metrics"]))
-    return "run", f"{result.get('status')} before"
+    return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
 
 
 def write_manifest(output: Path, cells: list[dict[str, Any]]) -> Path:

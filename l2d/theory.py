@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from l2d.losses import ce, ova, picce, vanilla
+from l2d.losses.base import ESTIMATORS
 
 
 def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,14 +93,8 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
 
 
 def estimates(scores: Tensor, num_classes: int, base: Callable) -> Tensor:
-    """[eta_1..eta_K, Acc_1..Acc_J] as the scores imply them; PiCCE vouches for its highest expert alone.
-
-    CE: softmax / (1 - sum_j softmax_{K+j}). OvA: sigmoid.
-    """
-    if base is not ce:
-        return scores.sigmoid()
-    p = scores.softmax(dim=-1)  # [..., K+J]
-    return p / p[..., :num_classes].sum(dim=-1, keepdim=True)
+    """[eta_1..eta_K, Acc_1..Acc_J] as the scores [..., K+J] imply them; PiCCE vouches for its highest expert alone."""
+    return ESTIMATORS[base](scores, num_classes)
 
 
 def independent_experts(eta: Tensor, matrix: Tensor) -> Tensor:

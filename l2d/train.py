@@ -11,56 +11,75 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import build, check, choices, run_name
+from l2d.config import build, check, choices, fingerprint, plain, run_name
 from l2d.data import Dataset, Loader, make_loader
 from l2d.evaluation import bayes_optimum, evaluate
 from l2d.experts import ExpertPanel, make_panel
 from l2d.tracking.console import Console
-from l2d.tracking.record import RunFolder, environment
-from l2d.training import Device, fit, make_schedule, predict, seed_everything
+from l2d.tracking.record import RunFolder, Spectator, environment
+from l2d.tracking.trackers import FilesOnly
+from l2d.training.checkpoint import latest_checkpoint, load_checkpoint, remove_checkpoints
+from l2d.training.device import Device, seed_everything
+from l2d.training.loop import fit, predict
+from l2d.training.ranks import Ranks
+from l2d.training.schedule import make_schedule
+from l2d.training.signals import StopSignal
+from l2d.training.state import TrainingState
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
-    with RunFolder(run_folder(cfg), cfg) as folder:
+    ranks = Ranks()
+    with (RunFolder if ranks.first else Spectator)(run_folder(cfg), cfg) as folder:
         check(cfg)
         console = Console(cfg.verbose)
+        console.terminal.quiet = not ranks.first
         done = folder.finished()
         if done and not cfg.force:
             console.finished_before(folder.path, done)
             return done["metrics"]
-        return train(cfg, folder, console)["metrics"]
+        try:
+            return train(cfg, folder, console, ranks)["metrics"]
+        finally:
+            ranks.stop()
 
 
-def train(cfg: DictConfig, folder: RunFolder, console: Console) -> dict[str, Any]:
+def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
     started = time.perf_counter()
     seed_everything(cfg.seed, cfg.trainer.deterministic)
-    device = Device.choose(cfg.trainer.device, cfg.trainer.precision)
+    device = Device.choose(cfg.trainer.device, cfg.trainer.precision, ranks.local)
+    ranks.start(device.device)
 
     dataset = load_dataset(cfg)
     panel = load_panel(cfg, dataset)
     model = build(cfg, "backbone", num_outputs=dataset.num_classes + panel.num, image_shape=dataset.image_shape)
     loss_fn = build(cfg, "loss", num_classes=dataset.num_classes)
-    tracker = build(cfg, "logger")
+    tracker = build(cfg, "logger") if ranks.first else FilesOnly()
 
     model = model.to(device.device, memory_format=memory_format(cfg))
-    train_batches, test_batches = (batches(cfg, dataset, panel, split, device) for split in ("train", "test"))
+    train_batches, test_batches = (batches(cfg, dataset, panel, split, device, ranks) for split in ("train", "test"))
     optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
-    schedule = make_schedule(
-        optimizer, cfg.optim.schedule, len(train_batches), cfg.trainer.epochs, cfg.optim.warmup_epochs
-    )
+    steps, epochs = len(train_batches), cfg.trainer.epochs
+    schedule = make_schedule(optimizer, cfg.optim.schedule, steps, epochs, cfg.optim.warmup_epochs)
     if cfg.trainer.compile:
         model.compile()
+    forward = ranks.wrap(model, cfg.trainer.sync_batchnorm, device.device)
 
     facts = {"choices": choices(cfg), "seed": cfg.seed, "device": str(device.device), "precision": device.precision}
-    facts |= {"parameters": count(model), "experts": expert_facts(panel, dataset), **environment()}
-    folder.start(facts)
-    tracker.start(folder.path.name, OmegaConf.to_container(cfg, resolve=True), folder.path)
-    with console.progress(facts, cfg.trainer.epochs, len(train_batches)):
-        for row in fit(model, loss_fn, optimizer, schedule, train_batches, device, cfg.trainer, console.step):
-            if row["epoch"] == cfg.trainer.epochs or is_due(row["epoch"], cfg.trainer.eval_every):
-                scores, labels, expert_predictions = predict(model, test_batches, device)
+    facts |= {
+        "parameters": count(model),
+        "experts": expert_facts(panel, dataset),
+        "ranks": ranks.count,
+        **environment(),
+    }
+    with StopSignal() as stop, console.progress(facts, epochs, steps):
+        state = TrainingState(folder, model, optimizer, schedule, steps, cfg.trainer, device, ranks, stop)
+        folder.start(facts, resumed=restore(cfg, state))
+        tracker.start(folder.path.name, plain(cfg), folder.path)
+        for row in fit(forward, loss_fn, train_batches, state, console.step):
+            if row["epoch"] == epochs or is_due(row["epoch"], cfg.trainer.eval_every):
+                scores, labels, expert_predictions = map(ranks.gather, predict(model, test_batches, device))
                 metrics = evaluate(scores, labels, expert_predictions, dataset.num_classes)
                 row |= metrics
             folder.add_epoch(row)
@@ -77,9 +96,25 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console) -> dict[str, Any
             "peak_memory_mb": device.peak_memory_mb(),
         }
     )
+    remove_checkpoints(folder.path)
     tracker.finish(result)
     console.final(folder.path, result)
     return result
+
+
+def restore(cfg: DictConfig, state: TrainingState) -> bool:
+    """Bring `state` to the checkpoint that `resume` means, if there is one."""
+    folder = state.folder.path
+    if cfg.resume == "never" or cfg.force:
+        remove_checkpoints(folder)
+        return False
+    if cfg.resume == "auto":
+        saved = latest_checkpoint(folder, fingerprint(cfg))
+    else:
+        saved = load_checkpoint(Path(cfg.resume), fingerprint(cfg))
+    if saved:
+        state.load(saved)
+    return saved is not None
 
 
 def load_dataset(cfg: DictConfig) -> Dataset:
@@ -97,16 +132,18 @@ def load_panel(cfg: DictConfig, dataset: Dataset) -> ExpertPanel:
     return make_panel(build(cfg, "experts", **offered), dataset, cfg.experts.resample, cfg.seed)
 
 
-def batches(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device) -> Loader:
+def batches(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device, ranks: Ranks) -> Loader:
     labels = getattr(dataset, split).labels
     return make_loader(
         dataset,
         split,
         lambda epoch: panel.predictions(split, labels, epoch),
-        cfg.trainer.batch_size,
+        ranks.share(cfg.trainer.batch_size),
         device.device,
         cfg.seed,
         memory_format(cfg),
+        ranks.rank,
+        ranks.count,
     )
 
 

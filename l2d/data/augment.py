@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
@@ -32,8 +32,7 @@ def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
 
 def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
     """The centre of the image, mirrored in half of the cases."""
-    images = centre_crop(images, size)
-    return torch.where(_coin(images, generator)[:, None, None, None], images.flip(-1), images)
+    return mirror(centre_crop(images, size), _coin(images, generator))
 
 
 def random_resized_crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
@@ -82,13 +81,21 @@ def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Ten
     One grid_sample; but bytes on the CPU, for which PyTorch has a faster kernel, go through it one by one in threads.
     """
     if images.dtype == torch.uint8 and images.device.type == "cpu":
-        return torch.cat(list(_threads.map(_resize, images, boxes.tolist(), mirrored.tolist(), repeat(size))))
+        return mirror(_threads.map(_resize, images.split(1), boxes.tolist(), repeat(size)), mirrored)
     top, left, h, w = boxes.T
     y = _positions(top, h, size[0]) * (2 / images.shape[2]) - 1  # [B, height], -1..1 over the image
     x = _positions(left, w, size[1]) * (2 / images.shape[3]) - 1  # [B, width]
     x = torch.where(mirrored[:, None], x.flip(1), x)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)  # [B, *size, 2]
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def mirror(images: Tensor | Iterable[Tensor], chosen: Tensor) -> Tensor:
+    """Left and right exchanged in the images chosen [B]; on the CPU one by one, which spares it a second batch."""
+    if isinstance(images, Tensor) and images.device.type != "cpu":
+        return torch.where(chosen[:, None, None, None], images.flip(-1), images)
+    parts = images.split(1) if isinstance(images, Tensor) else images  # [1, C, H, W] each
+    return torch.cat([part.flip(-1) if flipped else part for part, flipped in zip(parts, chosen.tolist(), strict=True)])
 
 
 def centre_crop(images: Tensor, size: Size) -> Tensor:
@@ -99,11 +106,10 @@ def centre_crop(images: Tensor, size: Size) -> Tensor:
 _threads = ThreadPoolExecutor(torch.get_num_threads())
 
 
-def _resize(image: Tensor, box: list[int], mirrored: bool, size: Size) -> Tensor:
+def _resize(image: Tensor, box: list[int], size: Size) -> Tensor:
     top, left, height, width = box
-    inside = image[None, :, top : top + height, left : left + width]
-    resized = F.interpolate(inside, size, mode="bilinear", antialias=True)
-    return resized.flip(-1) if mirrored else resized
+    inside = image[:, :, top : top + height, left : left + width]
+    return F.interpolate(inside, size, mode="bilinear", antialias=True)
 
 
 def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import logging
 import os
 import struct
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -21,12 +19,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from l2d.data.files import ImageFiles, open_image
-from l2d.errors import UserError
+from l2d.errors import UserError, notice
 
 _FORMAT = "l2d images 1"
 _TAIL = struct.Struct("<QI")  # bytes of the footer, checksum of everything before this tail
 _CHUNK = 256  # images decoded ahead of the writer
-_LOG = logging.getLogger("l2d")
 
 
 def load_images(
@@ -62,13 +59,6 @@ def available_memory() -> int:
     except (OSError, StopIteration):
         ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(ram, torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else ram
-
-
-def notice(message: str) -> None:
-    """A warning for the log, and for the terminal where the log goes elsewhere."""
-    _LOG.warning(message)
-    if _LOG.hasHandlers():
-        sys.stderr.write(f"l2d: {message}\n")
 
 
 def decode(path: Path, size: int) -> np.ndarray:

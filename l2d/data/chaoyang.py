@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from l2d.data.cache import notice
 from l2d.data.dataset import Dataset
 from l2d.data.listing import MISSING, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
-from l2d.errors import UserError
+from l2d.errors import UserError, notice
 
 CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]
 

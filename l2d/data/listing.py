@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from l2d.data.augment import augmentation
-from l2d.data.cache import load_images, notice
+from l2d.data.cache import load_images
 from l2d.data.dataset import Dataset, Split
 from l2d.data.files import ImageFiles
-from l2d.errors import UserError
+from l2d.errors import UserError, notice
 
 MISSING = -1  # the answer of an annotator who did not answer
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class Loader(Protocol):
     batch_size: int
 
     def __len__(self) -> int: ...
-    def epoch(self, epoch: int = 0) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
 
 
 def make_loader(
@@ -34,17 +35,22 @@ def make_loader(
     device: torch.device,
     seed: int,
     memory_format: torch.memory_format,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Loader:
     """The way to feed the device that fits the split: `expert_table(epoch)` gives the experts' predictions [N, J]."""
     from l2d.data.stream import StreamLoader  # here, because it builds on this module
 
     data = getattr(dataset, split)
     kind = ResidentLoader if isinstance(data.images, Tensor) else StreamLoader
-    return kind(dataset, data, expert_table, batch_size, device, seed, split == "train", memory_format)
+    return kind(dataset, data, expert_table, batch_size, device, seed, split == "train", memory_format, rank, ranks)
 
 
 class SplitLoader:
-    """What both ways of feeding share. Order and augmentation of epoch e, step s follow from (seed, e, s) alone."""
+    """What both ways of feeding share. Order and augmentation of epoch e, step s follow from (seed, e, s) alone.
+
+    Of `ranks` processes each is dealt every `ranks`-th sample of a global batch; `batch_size` is its own part of that.
+    """
 
     def __init__(
         self,
@@ -56,11 +62,14 @@ class SplitLoader:
         seed: int = 0,
         train: bool = False,
         memory_format: torch.memory_format = torch.contiguous_format,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         self.labels = split.labels.to(device)
         self.expert_table = expert_table
         self.expert_predictions, self.table_epoch = expert_table(0).to(device), 0
-        self.batch_size = min(batch_size, len(split))
+        self.rank, self.ranks = rank, ranks
+        self.batch_size = min(batch_size, max(len(split) // ranks, 1))
         self.size = dataset.image_shape[1:]
         self.augment = augmentation(dataset.augment) if train else None
         self.generator = torch.Generator(device)
@@ -70,13 +79,16 @@ class SplitLoader:
 
     def __len__(self) -> int:
         """Training drops the incomplete last batch, so that every step has the same shapes; evaluation drops nothing."""
-        whole, rest = divmod(len(self.labels), self.batch_size)
-        return whole if self.train else whole + bool(rest)
+        if self.train:
+            return len(self.labels) // (self.batch_size * self.ranks)
+        return -(-len(range(self.rank, len(self.labels), self.ranks)) // self.batch_size)
 
     def normalise_bytes(self, dataset: Dataset) -> None:
         """From here on a pixel x becomes (x / 255 - mean) / std."""
-        mean, std = (torch.tensor(v, device=self.device).view(-1, 1, 1) for v in (dataset.mean, dataset.std))
-        self.scale, self.shift = 1 / (255 * std), -mean / std
+        mean, std = (torch.tensor(v, device=self.device).view(1, -1, 1, 1) for v in (dataset.mean, dataset.std))
+        row = (-1, -1, -1, self.size[1])  # a whole row in the images' own layout: long runs, which vectorise
+        self.scale = (1 / (255 * std)).expand(row).contiguous(memory_format=self.memory_format)  # [1, C, 1, W]
+        self.shift = (-mean / std).expand(row).contiguous(memory_format=self.memory_format)
 
     def indices(self, epoch: int) -> tuple[Tensor, ...]:
         """The samples of every step, on the CPU, so that they are the same on every device; and the epoch's experts."""
@@ -86,18 +98,18 @@ class SplitLoader:
         if self.train:
             shuffle = torch.Generator().manual_seed(mix(self.seed, epoch, -1))
             order = torch.randperm(len(self.labels), generator=shuffle)
-        return order.split(self.batch_size)[: len(self)]
+        return order[self.rank :: self.ranks].split(self.batch_size)[: len(self)]
 
     def batch(self, images: Tensor, index: Tensor, epoch: int, step: int) -> Batch:
         """Augment and normalise on the device; `index` [B] says which samples these are."""
         if self.augment:
-            self.generator.manual_seed(mix(self.seed, epoch, step))
+            self.generator.manual_seed(mix(self.seed, epoch, step, self.rank))
             images = self.augment(images, self.size, self.generator)
         else:
             images = centre_crop(images, self.size)
-        images = images.to(torch.float32, memory_format=self.memory_format)
+        images = as_float(images, self.memory_format)
         if self.scale is not None:
-            images = torch.addcmul(self.shift, images, self.scale, out=images)
+            images = images.mul_(self.scale).add_(self.shift)
         return Batch(images, self.labels.index_select(0, index), self.expert_predictions.index_select(0, index))
 
 
@@ -116,10 +128,22 @@ class ResidentLoader(SplitLoader):
                 f"{self.size[0]} x {self.size[1]} that the model sees; use a dataset.resize of at least dataset.size."
             )
 
-    def epoch(self, epoch: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches from step `start` on."""
         order = torch.cat(self.indices(epoch)).to(self.device)
-        for step, index in enumerate(order.split(self.batch_size)):
+        for step, index in enumerate(order.split(self.batch_size)[start:], start):
             yield self.batch(self.images.index_select(0, index), index, epoch, step)
+
+
+def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """float32 in this layout. On the CPU in memory from numpy, which asks for huge pages: half the time for large images."""
+    if images.device.type != "cpu" or images.dtype == torch.float32:
+        return images.to(torch.float32, memory_format=memory_format)
+    batch, channels, height, width = images.shape
+    floats = torch.from_numpy(np.empty(images.numel(), dtype=np.float32))
+    if memory_format == torch.channels_last:
+        floats = floats.view(batch, height, width, channels).permute(0, 3, 1, 2)
+    return floats.view(images.shape).copy_(images)
 
 
 def mix(*numbers: int) -> int:

@@ -50,10 +50,11 @@ class StreamLoader(SplitLoader):
         )
         self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def epoch(self, epoch: int = 0) -> Iterator[Batch]:
-        self.jobs[:] = [(epoch, index.numpy()) for index in self.indices(epoch)]
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches from step `start` on."""
+        self.jobs[:] = [(epoch, index.numpy()) for index in self.indices(epoch)[start:]]
         waiting = None
-        for step, decoded in enumerate(self.loader):
+        for step, decoded in enumerate(self.loader, start):
             coming = (*self._send(*decoded), epoch, step)
             if waiting:
                 yield self._receive(*waiting)

@@ -23,7 +23,8 @@ from l2d.experts import ExpertPanel
 from l2d.experts.simulator import MISSING
 from l2d.inspect.sheet import draw_sheet, spread
 from l2d.train import count, load_dataset, load_panel
-from l2d.training import Device, make_schedule
+from l2d.training.device import Device
+from l2d.training.schedule import make_schedule
 
 Answers = dict[str, dict[str, np.ndarray]]  # name -> split -> answers [N]
 SPLITS = ("train", "test")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console as Terminal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from l2d.tracking.record import HEADLINE, headline, sweep_progress
+from l2d.tracking.record import HEADLINE, duration, headline, sweep_progress
 
 
 class Console:
@@ -19,24 +20,26 @@ class Console:
         self.verbose = verbose
         self.terminal = Terminal(highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
+        self.last_step: tuple[float, int] | None = None  # when, and its number in the epoch
+        self.first_row: tuple[float, int] | None = None  # when, and its epoch
 
     @contextmanager
-    def progress(self, facts: dict[str, Any], epochs: int, steps: int) -> Iterator[None]:
-        self.epochs, self.steps, self.last_line = epochs, steps, time.monotonic()
+    def progress(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int = 0) -> Iterator[None]:
+        """Around the training; with a batch size the bar tells images/s inside an epoch too."""
+        self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
+        self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
         if not self.quiet:
-            shown = {**facts["choices"], **{k: facts[k] for k in ("device", "precision", "parameters")}}
-            self.terminal.print("  ".join(f"[dim]{key}[/] {value}" for key, value in shown.items()))
-        if self.verbose and self.terminal.is_terminal:
-            columns = (
-                TextColumn("{task.fields[what]}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}"),
+            shown = {**facts["choices"], "device": facts["device"], "precision": facts["precision"]}
+            shown["parameters"] = f"{facts['parameters']:,}"
+            self.terminal.print(Text("  ").join(Text.assemble((key, "dim"), f" {shown[key]}") for key in shown))
+        if self.verbose and self.terminal.is_interactive and self.terminal.file.isatty():
+            columns = (TextColumn("{task.fields[what]}"), BarColumn(), TextColumn("{task.description}"))
+            self.bar = Progress(
+                *columns, TimeRemainingColumn(), TextColumn("left"), console=self.terminal, transient=True
             )
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=self.terminal, transient=True)
-            what = f"{facts['choices']['loss']} J={facts['choices']['num_experts']} epoch"
-            self.task = self.bar.add_task("", total=epochs, what=what)
+            self.what = f"{facts['choices']['loss']} J={facts['choices']['num_experts']} epoch"
+            self.task = self.bar.add_task("", total=epochs, what=f"{self.what} 1/{epochs}")
             self.bar.start()
         try:
             yield
@@ -46,17 +49,34 @@ class Console:
                 self.bar = None
 
     def step(self, epoch: int, step: int, loss: float) -> None:
-        if self.bar:
-            self.bar.update(self.task, completed=epoch + step / self.steps, description=f"loss {loss:.4f}")
+        """`step` of `self.steps` is done in the epoch numbered from 0."""
+        if not self.bar:
+            return
+        text, now = f"loss {loss:.4f}", time.monotonic()
+        if self.last_step and self.batch_size:
+            before, last_step = self.last_step
+            text += f"  {(step - last_step) * self.batch_size / max(now - before, 1e-9):,.0f} images/s"
+        self.last_step = now, step
+        what = f"{self.what} {epoch + 1}/{self.epochs}"
+        self.bar.update(self.task, completed=epoch + step / self.steps, description=text, what=what)
 
     def epoch(self, row: dict[str, Any]) -> None:
         text = f"loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s"
         text += "".join(f"  {key} {row[key]:.2f}" for key in HEADLINE if key in row)
+        self.first_row, self.last_step = self.first_row or (time.monotonic(), row["epoch"]), (time.monotonic(), 0)
         if self.bar:
-            self.bar.update(self.task, completed=row["epoch"], description=text)
+            what = f"{self.what} {row['epoch']}/{self.epochs}"
+            self.bar.update(self.task, completed=row["epoch"], description=text, what=what)
         elif not self.quiet and time.monotonic() - self.last_line > 1:
-            self.say(f"epoch {row['epoch']}/{self.epochs}  {text}")
+            self.say(f"epoch {row['epoch']}/{self.epochs}  {text}{self._left(row['epoch'])}")
             self.last_line = time.monotonic()
+
+    def _left(self, epoch: int) -> str:
+        """From the epochs since the first that was told: before it lie the start of the device and the workers."""
+        since, first = self.first_row or (0.0, epoch)
+        if epoch in (first, self.epochs):
+            return ""
+        return f"  {duration((time.monotonic() - since) / (epoch - first) * (self.epochs - epoch))} left"
 
     def finished_before(self, folder: Path, result: dict[str, Any]) -> None:
         self.say(f"finished before (force=true runs it again)  {folder}  {headline(result['metrics'])}")

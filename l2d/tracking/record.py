@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,10 @@ from l2d.errors import UserError, sentence
 HEADLINE = ("system_error", "coverage", "classifier_accuracy")
 
 
+class InUse(UserError):
+    """Another process is at work on this run."""
+
+
 class RunFolder:
     """The folder of one run, held by one process at a time: `with RunFolder(path, cfg) as folder`.
 
@@ -33,6 +38,7 @@ class RunFolder:
     def __init__(self, path: Path, cfg: DictConfig):
         self.path, self.cfg = path, cfg
         self.rows: list[dict[str, Any]] = []
+        self.started = False
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
@@ -47,10 +53,15 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        started = (self.path / "config.yaml").exists()
-        if isinstance(error, Exception) and started:
-            self.write_result({"status": "failed", "error": sentence(error)})
-        if not started:
+        if self.started and error is not None:
+            status = (
+                {"status": "failed", "error": sentence(error)}
+                if isinstance(error, Exception)
+                else {"status": "interrupted"}
+            )
+            with suppress(UserError):  # the disk may be what failed
+                self.write_result(status)
+        if not (self.path / "config.yaml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             remove_if_empty(self.path)
         self.lock.close()
@@ -60,11 +71,11 @@ class RunFolder:
         result = read_result(self.path)
         return result if result and result.get("status") == "finished" else None
 
-    def start(self, facts: dict[str, Any]) -> None:
-        """From here on the folder belongs to this run: an older attempt's files go, the config is written."""
-        for name in ("result.json", "metrics.csv", "model.pt"):
+    def start(self, facts: dict[str, Any], resumed: bool) -> None:
+        """From here on the folder belongs to this run: an older attempt's files go, unless it is continued."""
+        self.facts, self.started = facts, True
+        for name in ("result.json",) if resumed else ("result.json", "metrics.csv", "model.pt"):
             (self.path / name).unlink(missing_ok=True)
-        self.facts = facts
         self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
         self.write_result({"status": "running"})
 
@@ -99,7 +110,7 @@ class RunFolder:
             self.lock.seek(0)
             owner = self.lock.read().strip() or "another process"
             self.lock.close()
-            raise UserError(f"{self.path} is in use by {owner}; wait for it, or stop it first.") from error
+            raise InUse(f"{self.path} is in use by {owner}; wait for it, or stop it first.") from error
         self.lock.truncate(0)
         self.lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         self.lock.flush()
@@ -115,6 +126,25 @@ class RunFolder:
                 f"{self.path} holds another run, which differs in {', '.join(different)}; choose another folder, or leave "
                 "hydra.run.dir alone: every setting has a folder of its own."
             )
+
+
+class Spectator(RunFolder):
+    """The folder as the other ranks of a distributed run see it: they write nothing."""
+
+    def __enter__(self) -> "Spectator":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def start(self, facts: dict[str, Any], resumed: bool) -> None:
+        self.facts = facts
+
+    def _write(self, name: str, text: str) -> None:
+        pass
+
+    def write_weights(self, save: Callable[[BinaryIO], None]) -> None:
+        pass
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -158,6 +188,8 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); what was there before is whole.") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,15 +1,43 @@
-"""Where metrics go beside the run's folder. A tracker is anything with these three methods."""
+"""Where metrics go beside the run's folder. A tracker is anything with the three methods of `Tracker`."""
 
+import csv
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from omegaconf import OmegaConf
+
+from l2d.config import choices
 from l2d.errors import UserError
+from l2d.tracking.record import HEADLINE, environment
+
+START_SECONDS = 5  # that W&B may hold up a run before it is kept offline
+FINISH_SECONDS = 10  # for the last upload; what is left by then stays on disk
+WEIGHTS_SECONDS = 600  # the same, where weights are to be uploaded
 
 
 class Tracker(Protocol):
+    """`start` once, `log` after every epoch, `finish` once, also where the run fails: result["status"] tells."""
+
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None: ...
     def log(self, row: dict[str, Any]) -> None: ...
     def finish(self, result: dict[str, Any]) -> None: ...
+
+
+@contextmanager
+def ending(tracker: Tracker) -> Iterator[None]:
+    """A run that fails or is stopped inside is ended in the tracker too, instead of being left as running."""
+    try:
+        yield
+    except BaseException as error:
+        tracker.finish({"status": "failed" if isinstance(error, Exception) else "interrupted"})
+        raise
 
 
 class FilesOnly:
@@ -26,30 +54,193 @@ class FilesOnly:
 
 
 class WandbTracker:
-    """One W&B run per training run: the config, the epochs, the final metrics."""
+    """One W&B run per run folder, whose file `wandb_id` names it: a training that is taken up again continues it.
 
-    def __init__(self, project: str, entity: str | None, mode: str):
+    W&B never stops a training: where it cannot be reached the run is kept on disk, and what goes wrong later is told once.
+    """
+
+    def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
         if mode not in ("online", "offline", "disabled"):
             raise UserError(f"logger.mode={mode} must be online, offline or disabled.")
-        self.project, self.entity, self.mode = project, entity, mode
+        self.project, self.entity, self.mode, self.weights = project, entity, mode, weights
+        self.run: Any = None
+        self.wandb: Any = None
 
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its usage reports wait for the network at exit
+        os.environ.setdefault("WANDB_HTTP_TIMEOUT", str(START_SECONDS))
         import wandb
 
-        self.run = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            mode=self.mode,  # type: ignore[arg-type]
-            name=name,
-            config=config,
-            dir=str(folder),
-            reinit="create_new",  # the jobs of a multirun share a process, and must not share a run
-        )
+        self.wandb, self.folder, self.failed = wandb, folder, False
+        self._try(lambda: self._open(self._arguments(name, config)))
+
+    def _arguments(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
+        chosen = choices(OmegaConf.create(config))
+        chosen["cell"] = f"{chosen['dataset']}/{name.partition('-seed')[0]}"  # what runs that differ in the seed share
+        known = self.folder / "wandb_id"
+        return {
+            "project": self.project,
+            "entity": self.entity,
+            "name": name,
+            "id": known.read_text().strip() if known.exists() and not config["force"] else secrets.token_hex(4),
+            "group": Path(os.environ["L2D_SWEEP"]).stem if "L2D_SWEEP" in os.environ else None,
+            "job_type": "train",
+            "tags": [str(chosen[key]) for key in ("dataset", "experts", "loss")],
+            "config": {**config, "choices": chosen, "code": environment()},
+            "dir": str(self.folder),
+            "reinit": "create_new",  # the jobs of a multirun share a process, and must not share a run
+            "settings": self.wandb.Settings(
+                init_timeout=START_SECONDS,
+                finish_timeout=WEIGHTS_SECONDS if self.weights else FINISH_SECONDS,
+                finish_timeout_raises=True,
+                silent=True,
+                console="off",
+                # nothing of the machine, its environment or its git remote, which may hold a token
+                disable_git=True,
+                save_code=False,
+                x_disable_meta=True,
+                x_save_requirements=False,
+            ),
+        }
+
+    def _open(self, arguments: dict[str, Any]) -> None:
+        why = self._obstacle() if self.mode == "online" else ""
+        if self.mode == "online" and not why:
+            try:
+                self.run = self.wandb.init(**arguments, mode="online", resume="allow")
+                logging.getLogger("l2d").info("W&B: %s", self.run.url)
+            except Exception as error:  # whatever it is, the training matters more
+                why = _first_line(error)
+                arguments["id"] = secrets.token_hex(4)  # the failed attempt keeps its own
+        if self.run is None:
+            self.run = self.wandb.init(**arguments, mode="offline" if why else self.mode)
+        if why:
+            tell(f"W&B is not available ({why}); this run is kept offline, upload it with: {self._sync()}")
+        if self.mode != "disabled":
+            (self.folder / "wandb_id").write_text(self.run.id + "\n")
         self.run.define_metric("*", step_metric="epoch")
 
+    def _obstacle(self) -> str:
+        """Why W&B would not take a run: no key, a wrong key, nobody there."""
+        try:
+            return "" if self.wandb.login(prompt=False, verify=True) else "no API key; `wandb login` stores one"
+        except Exception as error:
+            return _first_line(error)
+
     def log(self, row: dict[str, Any]) -> None:
-        self.run.log(row)
+        self._try(lambda: self.run.log(_scalars(row)))
 
     def finish(self, result: dict[str, Any]) -> None:
-        self.run.summary.update({k: v for k, v in result.get("metrics", {}).items() if not isinstance(v, list)})
-        self.run.finish(exit_code=0 if result["status"] == "finished" else 1)
+        if self.run is not None:
+            self._try(lambda: self._close(result))
+
+    def _close(self, result: dict[str, Any]) -> None:
+        finished = result["status"] == "finished"
+        try:
+            if finished:
+                self._log_outcome(result)
+        finally:
+            try:
+                self.run.finish(exit_code=0 if finished else 1)
+            except TimeoutError:
+                tell(f"W&B did not take the whole run in time; upload the rest with: {self._sync()}")
+        if self.mode == "offline":
+            logging.getLogger("l2d").info("W&B: upload this run with: %s", self._sync())
+
+    def _log_outcome(self, result: dict[str, Any]) -> None:
+        """The last and the best metrics, a row for charts against the number of experts, who was asked, the files."""
+        metrics = result["metrics"]
+        self.run.summary.update(_scalars(metrics) | _best(self.folder / "metrics.csv"))
+        columns = ["expert", "train_accuracy", "test_accuracy", "deferred_to"]
+        rows = [
+            [expert["name"], expert["train_accuracy"], expert["test_accuracy"], share]
+            for expert, share in zip(result["experts"], metrics["deferred_to"], strict=True)
+        ]
+        table = self.wandb.Table(columns=columns, data=rows)
+        bars = self.wandb.plot.bar(table, "expert", "deferred_to", title="Deferred to each expert, % of the test set")
+        final = {f"final/{key}": metrics[key] for key in HEADLINE}
+        self.run.log({"final/num_experts": len(rows), **final, "deferral": bars})
+        artifact = self.wandb.Artifact(f"result-{self.run.id}", type="result")
+        for file in ("result.json", "model.pt") if self.weights else ("result.json",):
+            artifact.add_file(str(self.folder / file), policy="immutable")  # where it is, without a copy
+        self.run.log_artifact(artifact)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """W&B's failure is told, and ends the tracking, not the training."""
+        if self.failed:
+            return
+        try:
+            action()
+        except Exception as error:
+            self.failed = True
+            tell(f"W&B failed ({_first_line(error)}); the training goes on without it, and its files are complete.")
+
+    def _sync(self) -> str:
+        return f"wandb sync {Path(self.run.settings.sync_dir)}"
+
+
+class TensorBoardTracker:
+    """Event files below the run's folder, for `tensorboard --logdir outputs`."""
+
+    def __init__(self) -> None:
+        if not find_spec("tensorboard"):
+            raise UserError("TensorBoard is not installed; pip install 'l2d[tensorboard]' adds it.")
+        self.writer: Any = None
+
+    def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
+        self.config, self.folder = config, folder / "tensorboard"
+
+    def log(self, row: dict[str, Any]) -> None:
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # hides what an earlier attempt logged from this epoch on
+            self.writer = SummaryWriter(self.folder, purge_step=row["epoch"])
+            self.writer.add_text("config", f"```yaml\n{OmegaConf.to_yaml(OmegaConf.create(self.config))}```")
+        for key, value in _scalars(row).items():
+            self.writer.add_scalar(key, value, row["epoch"])
+
+    def finish(self, result: dict[str, Any]) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class Everywhere:
+    """W&B and TensorBoard at once."""
+
+    def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
+        self.trackers: list[Tracker] = [TensorBoardTracker(), WandbTracker(project, entity, mode, weights)]
+
+    def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
+        for tracker in self.trackers:
+            tracker.start(name, config, folder)
+
+    def log(self, row: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.log(row)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.finish(result)
+
+
+def tell(text: str) -> None:
+    """To the run's log and to stderr, once each."""
+    logging.getLogger("l2d").info(text)
+    print(f"l2d: {text}", file=sys.stderr)
+
+
+def _scalars(row: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in row.items() if isinstance(value, int | float)}
+
+
+def _best(metrics: Path) -> dict[str, float]:
+    """The lowest system error of all epochs, those before a restart too. For looking at: nothing is selected by it."""
+    with open(metrics) as file:
+        rows = [row for row in csv.DictReader(file) if row.get("system_error")]
+    best = min(rows, key=lambda row: float(row["system_error"]))
+    return {"best/system_error": float(best["system_error"]), "best/epoch": int(best["epoch"])}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

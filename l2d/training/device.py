@@ -8,7 +8,7 @@ import torch
 
 from l2d.errors import UserError
 
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,12 @@ class Device:
     precision: str
 
     @classmethod
-    def choose(cls, name: str, precision: str) -> "Device":
-        """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32."""
+    def choose(cls, name: str, precision: str, local_rank: int = 0) -> "Device":
+        """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32; processes side by side get one GPU each."""
         if name == "auto":
-            name = f"cuda:{_worker() % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda" and torch.cuda.is_available():
+            name = f"cuda:{(_worker() + local_rank) % torch.cuda.device_count()}"
         try:
             device = torch.device(name)
         except (RuntimeError, TypeError) as error:
@@ -32,7 +34,7 @@ class Device:
         if precision == "auto":
             precision = "bf16" if device.type == "cuda" else "float32"
         if precision not in PRECISIONS:
-            raise UserError(f"trainer.precision={precision} must be auto, {' or '.join(PRECISIONS)}.")
+            raise UserError(f"trainer.precision={precision} must be auto, {', '.join(PRECISIONS)}.")
         return cls(device, precision)
 
     def autocast(self) -> AbstractContextManager:

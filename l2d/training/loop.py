@@ -5,50 +5,49 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from l2d.data.loader import Loader
 from l2d.training.device import Device
+from l2d.training.state import TrainingState
 
 
 def fit(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
-    optimizer: Optimizer,
-    schedule: LRScheduler,
     loader: Loader,
-    device: Device,
-    settings: DictConfig,
+    state: TrainingState,
     on_step: Callable[[int, int, float], None],
 ) -> Iterator[dict[str, Any]]:
-    """Train, and yield a row after every epoch; `on_step(epoch, step, loss)` is called every `settings.log_every` steps."""
-    for epoch in range(settings.epochs):
+    """Train from where `state` is, and yield a row after every epoch; `on_step(epoch, step, loss)` every `log_every` steps."""
+    settings, device, optimizer, scaler = state.settings, state.device, state.optimizer, state.scaler
+    while state.epoch < settings.epochs:
         model.train()
-        started, total = time.perf_counter(), torch.zeros((), device=device.device)
-        for step, (images, *targets) in enumerate(loader.epoch(epoch), start=1):
+        started, first = time.perf_counter(), state.step
+        for images, *targets in loader.epoch(state.epoch, start=state.step):
             with device.autocast():
                 scores = model(images)
             loss = loss_fn(scores, *targets)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if settings.clip_grad:
-                nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
-            optimizer.step()
-            schedule.step()
-            total += loss.detach()
-            if step % settings.log_every == 0:
-                on_step(epoch, step, total.item() / step)  # the one place where the device is waited for
-        mean_loss = total.item() / len(loader)
-        seconds = time.perf_counter() - started
+            if not state.refuses(loss):
+                scaler.scale(loss).backward()
+                if settings.clip_grad:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
+                scaler.step(optimizer)
+                scaler.update()
+            state.schedule.step()
+            state.advance(loss)
+            if state.step % settings.log_every == 0:
+                on_step(state.epoch, state.step, state.mean_loss())  # the one place where the device is waited for
+            state.save_if_due()
         yield {
-            "epoch": epoch + 1,
-            "loss": mean_loss,
+            "epoch": state.epoch + 1,
+            "loss": state.mean_loss(),
             "lr": optimizer.param_groups[0]["lr"],
-            "images_per_second": len(loader) * loader.batch_size / seconds,
+            "images_per_second": (state.step - first) * loader.batch_size / (time.perf_counter() - started),
         }
+        state.next_epoch()
 
 
 @torch.no_grad()

@@ -1,0 +1,53 @@
+"""A request to stop, from outside: noted when it comes, obeyed when the step is done."""
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Interrupted(SystemExit):
+    """The run was asked to stop and has left a checkpoint; the exit code is the signal's conventional one."""
+
+    def __init__(self, signum: int):
+        super().__init__(128 + signum)
+
+
+class StopSignal:
+    """`with StopSignal() as stop`: `stop.received` is the number of the signal that came, 0 before.
+
+    SIGUSR2 is listened to only where somebody else (a cluster's launcher) does; that handler then has its turn.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():
+            for signum in SIGNALS:
+                before = signal.getsignal(signum)
+                if signum != signal.SIGUSR2 or callable(before):
+                    self.before[signum] = before
+                    signal.signal(signum, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, before in self.before.items():
+            signal.signal(signum, before)
+
+    def leave(self) -> None:
+        """End the run: by the handler that was there before, if it does so, else with the conventional exit code."""
+        self.__exit__(None, None, None)
+        before = self.before.get(self.received)
+        if callable(before) and before is not signal.default_int_handler:
+            os.kill(os.getpid(), self.received)
+        raise Interrupted(self.received)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.received = signum

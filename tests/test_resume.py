@@ -1,0 +1,290 @@
+"""Nothing is lost: a run that is killed, told to stop, or finds its checkpoint damaged ends as if nothing had happened."""
+
+import csv
+import errno
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import l2d.train  # noqa: F401  before any fork, so that a child starts at once
+from l2d.cli import train
+from l2d.errors import UserError
+from l2d.training.checkpoint import NAMES, latest_checkpoint, load_checkpoint, save_checkpoint
+
+# A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume.
+NET = """
+import torch
+def net(num_outputs, image_shape):
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(192, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Dropout(0.3),
+        torch.nn.Linear(24, num_outputs))
+"""
+SETTING = (
+    "backbone._target_=dropout_net.net", "~backbone.hidden", "~backbone.layers", "experts.resample=per_epoch",
+    "dataset.num_train=400", "dataset.num_test=200", "trainer.batch_size=50", "trainer.eval_every=2", "trainer.epochs=12",
+)  # fmt: skip
+EVERY_STEP = "trainer.checkpoint_minutes=0"
+
+
+def start(*arguments: str, limit=None) -> int:
+    """l2d-train in a child process of its own; returns its pid."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        sys.stdout = sys.stderr = open("output.txt", "w")  # noqa: SIM115  the child's own until it ends
+        if limit:
+            resource.setrlimit(*limit)
+        sys.argv = ["l2d-train", *arguments]
+        train()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def outcome(root: Path) -> tuple:
+    """Weights, metrics.csv and result.json of the only run below, without what is a matter of time."""
+    (folder,) = (path.parent for path in root.glob("*/*/result.json"))
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "finished", result
+    table = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+    rows = [{k: v for k, v in row.items() if k != "images_per_second"} for row in table]
+    weights = {name: value.numpy().tobytes() for name, value in torch.load(folder / "model.pt", weights_only=True).items()}
+    return weights, rows, {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("dropout_net.py").write_text(NET)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What the run ends with when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    before = Path.cwd()
+    os.chdir(folder)
+    Path("dropout_net.py").write_text(NET)
+    try:
+        assert wait(start(*SETTING)) == 0, Path("output.txt").read_text()
+    finally:
+        os.chdir(before)
+    return outcome(folder / "outputs")
+
+
+def run_folder() -> Path | None:
+    return next((path.parent for path in Path("outputs").glob("*/*/config.yaml")), None)
+
+
+def progress() -> int:
+    """Changes with every checkpoint."""
+    folder = run_folder()
+    try:
+        return (folder / NAMES[0]).stat().st_mtime_ns if folder else 0
+    except OSError:
+        return 0
+
+
+def start_and_wait_for_checkpoints(count: int) -> int:
+    pid, seen, last = start(*SETTING, EVERY_STEP), 0, progress()
+    deadline = time.monotonic() + 60
+    while seen < count and time.monotonic() < deadline and os.waitpid(pid, os.WNOHANG) == (0, 0):
+        now = progress()
+        seen, last = seen + (now != last), now
+        time.sleep(0.001)
+    return pid
+
+
+def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, undisturbed):
+    rng = random.Random(0)
+    for kill in range(25):
+        pid = start_and_wait_for_checkpoints(1 + kill % 2)
+        time.sleep(rng.uniform(0, 0.02))  # anywhere in a step, or in the writing of the next checkpoint
+        os.kill(pid, signal.SIGKILL)
+        assert wait(pid) == -signal.SIGKILL, f"the run was over before kill {kill}: {Path('output.txt').read_text()}"
+    assert wait(start(*SETTING, EVERY_STEP)) == 0, Path("output.txt").read_text()
+    assert outcome(Path("outputs")) == undisturbed
+    assert not [name for name in NAMES if (run_folder() / name).exists()]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_with_a_checkpoint_and_the_next_start_continues(workplace, undisturbed, signum):
+    pid = start_and_wait_for_checkpoints(3)
+    os.kill(pid, signum)
+    assert wait(pid) == 128 + signum
+    assert json.loads((run_folder() / "result.json").read_text())["status"] == "interrupted"
+    assert wait(start(*SETTING)) == 0
+    assert outcome(Path("outputs")) == undisturbed
+
+
+@pytest.fixture
+def interrupted(workplace):
+    """A run that was stopped half-way, with two checkpoints: its folder."""
+    pid = start_and_wait_for_checkpoints(4)
+    os.kill(pid, signal.SIGTERM)
+    wait(pid)
+    folder = run_folder()
+    assert all((folder / name).exists() for name in NAMES)
+    return folder
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def other_setting(path):
+    save_checkpoint(path.parent / "elsewhere", {"fingerprint": "00000000"})
+    os.replace(path.parent / "elsewhere" / NAMES[0], path)
+
+
+def runs_code(path):
+    class Evil:
+        def __reduce__(self):
+            return (Path("it-ran").touch, ())
+
+    import hashlib
+
+    content = pickle.dumps(Evil())
+    path.write_bytes(b"l2d checkpoint 1\n" + hashlib.sha256(content).digest() + content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lambda path: path.write_bytes(b""), other_setting, runs_code])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(interrupted, undisturbed, damage):
+    (interrupted / "elsewhere").mkdir()
+    damage(interrupted / NAMES[0])
+    assert wait(start(*SETTING)) == 0
+    assert str(interrupted / NAMES[0]) in Path("output.txt").read_text()
+    assert outcome(Path("outputs")) == undisturbed
+    assert not Path("it-ran").exists()
+
+
+def test_without_a_good_checkpoint_nothing_starts_from_zero_unasked(interrupted, undisturbed):
+    for name in NAMES:
+        truncate(interrupted / name)
+    assert wait(start(*SETTING)) == 2
+    said = Path("output.txt").read_text()
+    assert all(str(interrupted / name) in said for name in NAMES) and "resume=never" in said
+    assert wait(start(*SETTING, "resume=never")) == 0
+    assert outcome(Path("outputs")) == undisturbed
+
+
+def test_resume_takes_the_path_of_a_checkpoint_and_refuses_that_of_another_setting(interrupted, undisturbed):
+    os.rename(interrupted / NAMES[1], "mine.pt")
+    (interrupted / NAMES[0]).unlink()
+    assert wait(start(*SETTING, "seed=5", "resume=mine.pt")) == 2
+    assert "another setting" in Path("output.txt").read_text()
+    assert wait(start(*SETTING, "resume=nowhere.pt")) == 2
+    assert wait(start(*SETTING, "resume=mine.pt")) == 0
+    assert outcome(Path("outputs")) == undisturbed
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_without_running_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs_code(tmp_path / "evil.pt")
+    with pytest.raises(UserError, match="nothing was run"):
+        load_checkpoint(tmp_path / "evil.pt", "x")
+    assert not Path("it-ran").exists()
+    assert latest_checkpoint(tmp_path, "x") is None
+
+
+def test_a_file_that_cannot_be_written_ends_in_a_sentence_and_what_was_there_stays_whole(interrupted, undisturbed):
+    """A limit on the size of files stands for a full disk: the next checkpoint does not fit."""
+    before = {name: (interrupted / name).read_bytes() for name in NAMES}
+    small = len(before[NAMES[0]]) - 1000
+    assert wait(start(*SETTING, EVERY_STEP, limit=(resource.RLIMIT_FSIZE, (small, small)))) == 2
+    said = Path("output.txt").read_text()
+    assert os.strerror(errno.EFBIG) in said and "Traceback" not in said
+    assert {name: (interrupted / name).read_bytes() for name in NAMES} == before
+    assert not list(interrupted.glob(".*.tmp"))
+    assert wait(start(*SETTING)) == 0
+    assert outcome(Path("outputs")) == undisturbed
+
+
+def test_a_full_disk_and_a_read_only_one_end_in_a_sentence(workplace):
+    disk = workplace / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        assert wait(start(*SETTING, EVERY_STEP, f"output_dir={disk}")) == 2
+        said = Path("output.txt").read_text()
+        assert os.strerror(errno.ENOSPC) in said and "Traceback" not in said
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert wait(start(*SETTING, f"output_dir={disk}", "seed=1")) == 2
+        said = Path("output.txt").read_text()
+        assert os.strerror(errno.EROFS) in said and "Traceback" not in said
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_limit_on_open_files_ends_in_a_sentence(workplace):
+    assert wait(start(*SETTING, limit=(resource.RLIMIT_NOFILE, (5, 5)))) == 2
+    said = Path("output.txt").read_text()
+    assert os.strerror(errno.EMFILE) in said and "Traceback" not in said
+
+
+BAD_LOSS = """
+import torch
+from l2d.losses import DeferralLoss
+class Loss(DeferralLoss):
+    calls = 0
+    def forward(self, *batch):
+        Loss.calls += 1
+        return super().forward(*batch) * (float("{value}") if Loss.calls in {when} else 1.0)
+"""
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value):
+    Path("bad_loss.py").write_text(BAD_LOSS.format(value=value, when="(11,)"))  # 8 steps an epoch: epoch 2, step 3
+    assert wait(start(*SETTING, "loss._target_=bad_loss.Loss", "trainer.checkpoint_epochs=1")) == 2
+    said = Path("output.txt").read_text()
+    assert "epoch 2, step 3" in said and NAMES[0] in said
+    total, done = 12 * 8, 10
+    import math
+
+    rate = 0.1 * 0.5 * (1 + math.cos(math.pi * done / total))
+    assert f"learning rate {rate:.3g}" in said
+    result = json.loads((run_folder() / "result.json").read_text())
+    assert result["status"] == "failed" and "not finite" in result["error"]
+
+
+def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace):
+    Path("bad_loss.py").write_text(BAD_LOSS.format(value="nan", when="(11, 20, 21)"))
+    bad = (*SETTING, "loss._target_=bad_loss.Loss")
+    assert wait(start(*bad, "trainer.skip_nonfinite=3")) == 0, Path("output.txt").read_text()
+    assert wait(start(*bad, "trainer.skip_nonfinite=2")) == 2
+    assert "epoch 3, step 5" in Path("output.txt").read_text()

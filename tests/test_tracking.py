@@ -1,0 +1,433 @@
+"""Trackers with the real clients: what a run leaves in W&B's own file and in TensorBoard's, and what happens without W&B."""
+
+import csv
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from l2d.errors import UserError
+from l2d.tracking.record import environment
+from l2d.tracking.trackers import TensorBoardTracker, WandbTracker, ending, tell
+
+SECRETS = {"WANDB_API_KEY": "c0ffee" * 6 + "beef", "SOME_TOKEN": "hunter2-in-the-environment"}
+METRICS = {"system_error": 20.0, "coverage": 50.0, "classifier_accuracy": 70.0, "deferred_to": [30.0, 20.0]}
+EXPERTS = [{"name": name, "train_accuracy": 75.0, "test_accuracy": None} for name in ("ann", "bob")]
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """The records of a LevelDB log behind a header of 7 bytes: blocks of 32 KiB of (checksum, length, kind, bytes)."""
+    data, position, record = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while position + 7 <= len(data):
+        room = 32768 - position % 32768
+        if room < 7:
+            position += room
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def read_wandb(path: Path) -> dict:
+    """W&B's run file through its own protobuf messages: run, config, history, summary, artifacts, exit code."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: dict = {"config": {}, "history": [], "summary": {}, "artifacts": {}, "exit_code": None, "metrics": {}}
+    for block in blocks(path):
+        record = Record()
+        record.ParseFromString(block)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            found["run"] = record.run
+            found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif kind == "history":
+            items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+            found["history"].append(items)
+        elif kind == "summary":
+            items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.summary.update}
+            found["summary"] |= items
+        elif kind == "metric":
+            found["metrics"][record.metric.glob_name or record.metric.name] = record.metric.step_metric
+        elif kind == "artifact":
+            files = {entry.path: Path(entry.local_path) for entry in record.artifact.manifest.contents}
+            found["artifacts"][record.artifact.type] = files
+        elif kind == "exit":
+            found["exit_code"] = record.exit.exit_code
+    return found
+
+
+def run_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("wandb/*run-[0-9]*/run-*.wandb"))
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Two jobs of one multirun with both trackers, W&B offline: (folders, the sweep's manifest, the home folder)."""
+    home = tmp_path_factory.mktemp("grid")
+    arguments = ["-m", "loss=ce,picce_ce", "experts.num=2", "logger=all", "logger.mode=offline", "output_dir=out"]
+    arguments += ["dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=3", "trainer.eval_every=1"]
+    command = [sys.executable, "-c", "from l2d.cli import train; train()", *arguments]
+    env = os.environ | SECRETS | {"HOME": str(home), "OMP_NUM_THREADS": "1"}
+    for name in [name for name in env if name.startswith("WANDB_") and name not in SECRETS]:
+        del env[name]
+    done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (manifest,) = home.glob("out/.sweeps/*.json")
+    return sorted(path.parent for path in home.glob("out/synthetic/*/result.json")), manifest, home
+
+
+@pytest.fixture(scope="module")
+def tracked(grid):
+    """Per folder: W&B's file, metrics.csv, result.json, config.yaml."""
+    found = []
+    for folder in grid[0]:
+        (file,) = run_files(folder)
+        with open(folder / "metrics.csv") as rows:
+            epochs = list(csv.DictReader(rows))
+        result = json.loads((folder / "result.json").read_text())
+        found.append((read_wandb(file), epochs, result, yaml.safe_load((folder / "config.yaml").read_text())))
+    return found
+
+
+def test_the_jobs_of_a_multirun_are_runs_of_their_own_in_one_group(grid, tracked):
+    folders, manifest, _ = grid
+    runs = [wandb["run"] for wandb, *_ in tracked]
+    assert len({run.run_id for run in runs}) == len(runs) == 2
+    assert [run.display_name for run in runs] == [folder.name for folder in folders]
+    assert [(folder / "wandb_id").read_text().strip() for folder in folders] == [run.run_id for run in runs]
+    assert {run.run_group for run in runs} == {manifest.stem}
+    assert {run.job_type for run in runs} == {"train"}
+    assert [set(run.tags) for run in runs] == [{"synthetic", "specialist", loss} for loss in ("ce", "picce_ce")]
+    assert [wandb["exit_code"] for wandb, *_ in tracked] == [0, 0]
+
+
+def test_the_config_of_a_wandb_run_is_the_resolved_one_nested(tracked):
+    for wandb, _, result, config in tracked:
+        assert {key: wandb["config"][key] for key in config} == config
+        chosen = wandb["config"]["choices"]
+        assert chosen | result["choices"] == chosen
+        assert wandb["config"]["code"]["git_commit"] == result["git_commit"]
+        assert wandb["config"]["code"]["versions"] == result["versions"]
+    cells = [wandb["config"]["choices"]["cell"] for wandb, *_ in tracked]
+    assert cells == ["synthetic/ce-specialist-J2-mlp", "synthetic/picce_ce-specialist-J2-mlp"]
+
+
+def test_the_history_of_a_wandb_run_is_metrics_csv_over_the_epochs(tracked):
+    for wandb, epochs, _, _ in tracked:
+        history = [row for row in wandb["history"] if "loss" in row]
+        assert len(history) == len(epochs) == 3
+        for row, expected in zip(history, epochs, strict=True):
+            logged = {key: row[key] for key in row if not key.startswith("_")}
+            assert logged == {key: float(value) for key, value in expected.items() if value}
+        assert wandb["metrics"]["*"] == "epoch"
+
+
+def test_the_summary_of_a_wandb_run_is_result_json_and_the_best_epoch(tracked):
+    for wandb, epochs, result, _ in tracked:
+        summary = wandb["summary"]
+        for key, value in result["metrics"].items():
+            if isinstance(value, float):
+                assert summary[key] == value
+        errors = [float(row["system_error"]) for row in epochs]
+        assert summary["best/system_error"] == min(errors)
+        assert summary["best/epoch"] == 1 + errors.index(min(errors))
+
+
+def test_a_wandb_run_ends_with_a_point_per_number_of_experts_who_was_asked_and_the_result(grid, tracked):
+    for folder, (wandb, _, result, _) in zip(grid[0], tracked, strict=True):
+        (final,) = [row for row in wandb["history"] if "final/num_experts" in row]
+        assert final["final/num_experts"] == 2
+        for key in ("system_error", "coverage", "classifier_accuracy"):
+            assert final[f"final/{key}"] == result["metrics"][key]
+        (table,) = folder.glob("wandb/*run-[0-9]*/files/media/table/*.json")
+        asked = {row[0]: row[3] for row in json.loads(table.read_text())["data"]}
+        assert list(asked.values()) == result["metrics"]["deferred_to"]
+        assert list(asked) == [expert["name"] for expert in result["experts"]]
+        assert wandb["artifacts"]["result"] == {"result.json": folder / "result.json"}
+
+
+def test_no_secret_is_written_and_no_list_of_what_the_machine_has(grid):
+    *_, home = grid
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        content = path.read_bytes()
+        assert not any(secret.encode() in content for secret in SECRETS.values()), path
+    assert not list(home.rglob("wandb-metadata.json")) and not list(home.rglob("requirements.txt"))
+
+
+def test_tensorboard_holds_metrics_csv_over_the_epochs(grid, tracked):
+    pytest.importorskip("tensorboard")
+    for folder, (_, epochs, _, _) in zip(grid[0], tracked, strict=True):
+        events = read_tensorboard(folder / "tensorboard")
+        for key in ("loss", "lr", "system_error", "coverage"):
+            assert [step for step, _ in events[key]] == [1, 2, 3]
+            assert [value for _, value in events[key]] == pytest.approx([float(row[key]) for row in epochs], rel=1e-6)
+
+
+def read_tensorboard(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_forgets_the_epochs_that_a_resumed_run_repeats(tmp_path):
+    pytest.importorskip("tensorboard")
+    for losses in ({1: 3.0, 2: 2.0, 3: 1.0}, {2: 2.5, 3: 1.5}):
+        tracker = TensorBoardTracker()
+        tracker.start("name", {"seed": 0}, tmp_path)
+        for epoch, loss in losses.items():
+            tracker.log({"epoch": epoch, "loss": loss, "deferred_to": [1.0], "classifier_accuracy_kept": None})
+        tracker.finish({"status": "finished"})
+        time.sleep(1.1)  # its files are ordered by the second in their names
+    assert read_tensorboard(tmp_path / "tensorboard") == {
+        "epoch": [(1, 1.0), (2, 2.0), (3, 3.0)],
+        "loss": [(1, 3.0), (2, 2.5), (3, 1.5)],
+    }
+
+
+def test_an_extra_that_is_not_installed_is_a_sentence(monkeypatch):
+    monkeypatch.setattr("l2d.tracking.trackers.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'l2d\[tensorboard\]'"):
+        TensorBoardTracker()
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch, composed):
+    """`offline(epochs)` is one attempt at the same run, in the folder that it returns; nothing is sent."""
+    monkeypatch.delenv("L2D_SWEEP", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "ce-mixed-J2-mlp-seed0-12345678"
+    folder.mkdir()
+
+    def attempt(*overrides, mode="offline", error=None):
+        tracker = WandbTracker("l2d", None, mode, weights=False)
+        config = OmegaConf.to_container(composed("loss=ce", *overrides), resolve=True)
+        (folder / "metrics.csv").write_text("epoch,system_error\n1,21.5\n2,\n3,22.0\n")
+        result = {"status": "finished", "metrics": METRICS, "experts": EXPERTS}
+        (folder / "result.json").write_text(json.dumps(result))
+        with ending(tracker):
+            tracker.start(folder.name, config, folder)
+            tracker.log({"epoch": 1, "loss": 2.0})
+            if error:
+                raise error
+        tracker.finish(result)
+        return folder
+
+    return attempt
+
+
+def test_an_attempt_that_follows_continues_the_run_unless_forced(offline):
+    for _ in range(2):
+        folder = offline()
+    first, second = (read_wandb(path)["run"].run_id for path in run_files(folder))
+    assert first == second == (folder / "wandb_id").read_text().strip()
+    offline("force=true")
+    assert (folder / "wandb_id").read_text().strip() != first
+    assert len(run_files(folder)) == 3
+
+
+@pytest.mark.parametrize("error", [ValueError("diverged"), KeyboardInterrupt()])
+def test_a_run_that_is_cut_short_is_not_left_running(offline, tmp_path, error):
+    with pytest.raises(type(error)):
+        offline(error=error)
+    (file,) = tmp_path.glob("*/wandb/*run-[0-9]*/run-*.wandb")
+    deadline = time.monotonic() + 10  # W&B's own process writes the last record
+    while read_wandb(file)["exit_code"] is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read_wandb(file)["exit_code"] == 1
+
+
+def test_disabled_leaves_nothing(offline):
+    folder = offline(mode="disabled")
+    assert {path.name for path in folder.iterdir()} == {"metrics.csv", "result.json"}
+
+
+def test_what_fails_in_wandb_later_is_told_once_and_stops_nothing(tmp_path, capsys):
+    class Broken:
+        def log(self, row):
+            raise ConnectionError("the service is gone")
+
+    tracker = WandbTracker("l2d", None, "online", weights=False)
+    tracker.run, tracker.failed = Broken(), False
+    for epoch in (1, 2):
+        tracker.log({"epoch": epoch})
+    tracker.finish({"status": "finished"})
+    assert capsys.readouterr().err.count("the service is gone") == 1
+
+
+def test_a_message_is_told_and_logged_once(capsys, caplog):
+    with caplog.at_level("INFO", logger="l2d"):
+        tell("something")
+    assert capsys.readouterr().err == "l2d: something\n" and caplog.messages == ["something"]
+
+
+ONLINE = """
+import json, sys, time
+from pathlib import Path
+from l2d.tracking import trackers
+from l2d.tracking.trackers import WandbTracker
+
+trackers.FINISH_SECONDS = 4
+folder, config = Path(sys.argv[1]), json.loads(sys.argv[2])
+tracker = WandbTracker("l2d", None, "online", weights=False)
+began = time.monotonic()
+tracker.start(folder.name, config, folder)
+for epoch in (1, 2):
+    tracker.log({"epoch": epoch, "loss": 1.0 / epoch})
+tracker.finish({"status": "failed"})
+print(time.monotonic() - began)
+"""
+
+
+class FakeWandb(BaseHTTPRequestHandler):
+    """Refuses every key; or takes a run, and then never answers again."""
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.server.silent.is_set():
+            self.server.stopped.wait(60)
+            return
+        status, answer = 401, {"errors": [{"message": "invalid key"}]}
+        if self.server.takes_keys:
+            status, answer = 200, {"data": {"viewer": {"id": "V", "username": "me", "entity": "me", "flags": "{}"}}}
+            if b"RunResumeStatus" in asked:
+                answer = {"data": {"model": None}}
+            elif b"UpsertBucket" in asked:
+                project = {"id": "P", "name": "l2d", "entity": {"id": "E", "name": "me"}}
+                answer = {"data": {"upsertBucket": {"inserted": True, "bucket": {"id": "B", "project": project}}}}
+                self.server.silent.set()
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def endpoint(request):
+    """The address of a W&B that is not there, never answers, refuses every key, or falls silent once a run began."""
+    if request.param in ("refuses the key", "falls silent"):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), FakeWandb)
+        server.takes_keys = request.param == "falls silent"
+        server.silent, server.stopped = threading.Event(), threading.Event()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.stopped.set()
+        server.shutdown()
+        server.server_close()
+        return
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if request.param == "hangs":
+            listener.listen(100)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "key"),
+    [("is not there", True), ("hangs", True), ("refuses the key", True), ("hangs", False), ("falls silent", True)],
+    indirect=["endpoint"],
+)
+def test_without_wandb_a_run_is_kept_on_disk_after_a_few_seconds(tmp_path, composed, endpoint, key):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = json.dumps(OmegaConf.to_container(composed("loss=ce"), resolve=True))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
+    env |= {"HOME": str(tmp_path), "WANDB_BASE_URL": endpoint} | (SECRETS if key else {})
+    command = [sys.executable, "-c", ONLINE, str(folder), config]
+    began = time.monotonic()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    whole = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 12 and whole < float(done.stdout) + 8, "no delay at the end of the program either"
+    (path,) = re.findall(r"upload (?:it|the rest) with: wandb sync (\S+)", done.stderr)
+    (file,) = Path(path).glob("*.wandb")
+    kept = read_wandb(file)
+    assert [row["loss"] for row in kept["history"]] == [1.0, 0.5] and kept["exit_code"] == 1
+    assert kept["run"].run_id == (folder / "wandb_id").read_text().strip()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library, about itself
+def test_the_dashboard_is_made_of_what_the_tracker_logs(tracked):
+    pytest.importorskip("wandb_workspaces")
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+
+    from l2d.tracking.dashboard import specification, workspace
+
+    sent = ws.Workspace._from_model(workspace("team", "l2d", "synthetic")._to_model())  # as the library reads it back
+    against, curves, table = sent.sections
+    metrics = ["system_error", "coverage", "classifier_accuracy"]
+    axes = [[(plot.x.name, [y.name for y in plot.y]) for plot in section.panels] for section in (against, curves)]
+    assert axes[0] == [("final/num_experts", [f"final/{metric}"]) for metric in metrics]
+    assert axes[1] == [("epoch", [metric]) for metric in ("loss", *metrics)]
+    assert {plot.groupby for plot in against.panels} == {wr.Config("choices.loss")}
+    assert {plot.groupby for plot in curves.panels} == {wr.Config("choices.cell")}
+    assert {plot.groupby_aggfunc for plot in (*against.panels, *curves.panels)} == {"mean"}
+    assert isinstance(table.panels[0], wr.RunComparer)
+    wandb = tracked[0][0]
+    logged = {key for row in wandb["history"] for key in row}
+    assert {name for x, y in axes[0] + axes[1] for name in (x, *y)} <= logged
+    for column in sent.runset_settings.pinned_columns[1:]:
+        section, _, name = column.partition(":")
+        group, _, key = name.partition(".value.")
+        assert name in wandb["summary"] if section == "summary" else key in wandb["config"][group]
+    (runs,) = specification(sent)["spec"]["section"]["runSets"]
+    assert runs["filters"]["filters"][0]["value"] == ["synthetic"] and "synthetic" in wandb["run"].tags
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_dashboards_dry_run_prints_it_and_needs_no_network(capsys, monkeypatch):
+    pytest.importorskip("wandb_workspaces")
+    from l2d.tracking.dashboard import main
+
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was tried"))
+    monkeypatch.setattr(sys, "argv", ["wandb_dashboard", "team/l2d", "--dry-run"])
+    main()
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["entity"], printed["project"]) == ("team", "l2d")
+    monkeypatch.setattr(sys, "argv", ["wandb_dashboard", "l2d", "--dry-run"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "ENTITY/PROJECT" in capsys.readouterr().err
+
+
+def test_the_agents_command_for_the_sweep_file_is_one_that_hydra_takes(composed):
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    sweep = yaml.safe_load((Path(__file__).parents[1] / "conf" / "wandb_sweep.yaml").read_text())
+    drawn = {name: {"value": parameter["values"][-1]} for name, parameter in sweep["parameters"].items()}
+    words = create_sweep_command_args({"args": drawn})
+    words |= {"env": ["/usr/bin/env"], "program": [sweep["program"]]}
+    command = [w for c in create_sweep_command(sweep["command"]) for w in (words[c[2:-1]] if c[:2] == "${" else [c])]
+    assert command[:2] == ["/usr/bin/env", "l2d-train"]
+    cfg = composed(*command[2:])
+    assert (cfg.logger.name, cfg.loss.name, cfg.experts.num, cfg.seed) == ("wandb", "picce_ova", 20, 2)
+    assert sweep["metric"]["name"] in METRICS
+
+
+def test_the_code_version_is_a_commit_or_unknown():
+    commit = environment()["git_commit"]
+    assert commit is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", commit)
