@@ -16,7 +16,7 @@ from omegaconf.errors import MissingMandatoryValue
 from l2d.errors import UserError
 
 # Keys that the framework reads itself; a target gets them only if it names them.
-OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs"}
+OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "holdout"}
 # What may differ between two runs without their results differing: left out of the fingerprint.
 FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose", "force", "plan", "resume"}
 FREE_KEYS = {"trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"}, "dataset": {"root", "workers", "cache", "download", "verify"}}
@@ -116,6 +116,7 @@ def check(cfg: DictConfig) -> None:
         ("optim.lr", float, 0, None),
         ("optim.weight_decay", float, 0, None),
         ("optim.warmup_epochs", float, 0, None),
+        ("evaluation.holdout", float, 0, 0.9),
     ):
         value = OmegaConf.select(cfg, key)
         if value is None and key in ("trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from l2d.config import build, check, choices, fingerprint, plain, run_name
 from l2d.data import Dataset, Loader, make_loader
+from l2d.data.dataset import hold_out
 from l2d.evaluation import bayes_optimum, evaluate
+from l2d.evaluation.underfitting import underfitting
 from l2d.experts import ExpertPanel, make_panel
 from l2d.tracking.console import Console
 from l2d.tracking.record import RunFolder, Spectator, environment
-from l2d.tracking.trackers import FilesOnly
+from l2d.tracking.trackers import FilesOnly, ending
 from l2d.training.checkpoint import latest_checkpoint, load_checkpoint, remove_checkpoints
 from l2d.training.device import Device, seed_everything
-from l2d.training.loop import fit, predict
+from l2d.training.loop import fit, predict, score
 from l2d.training.ranks import Ranks
 from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
@@ -58,7 +62,9 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
     tracker = build(cfg, "logger") if ranks.first else FilesOnly()
 
     model = model.to(device.device, memory_format=memory_format(cfg))
-    train_batches, test_batches = (batches(cfg, dataset, panel, split, device, ranks) for split in ("train", "test"))
+    trained, held_back = hold_out(len(dataset.train), cfg.evaluation.holdout, cfg.seed)
+    train_batches = batches(cfg, dataset, panel, "train", device, ranks, trained)
+    test_batches = batches(cfg, dataset, panel, "test", device, ranks)
     optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
     steps, epochs = len(train_batches), cfg.trainer.epochs
     schedule = make_schedule(optimizer, cfg.optim.schedule, steps, epochs, cfg.optim.warmup_epochs)
@@ -73,7 +79,8 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
         "ranks": ranks.count,
         **environment(),
     }
-    with StopSignal() as stop, console.progress(facts, epochs, steps):
+    watch = next(train_batches.epoch()) if cfg.evaluation._target_ else None
+    with StopSignal() as stop, ending(tracker), console.progress(facts, epochs, steps, cfg.trainer.batch_size):
         state = TrainingState(folder, model, optimizer, schedule, steps, cfg.trainer, device, ranks, stop)
         folder.start(facts, resumed=restore(cfg, state))
         tracker.start(folder.path.name, plain(cfg), folder.path)
@@ -82,16 +89,27 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
                 scores, labels, expert_predictions = map(ranks.gather, predict(model, test_batches, device))
                 metrics = evaluate(scores, labels, expert_predictions, dataset.num_classes)
                 row |= metrics
+            if watch:
+                seen, targets, answers = score(model, watch, device)
+                row |= underfitting(seen, targets, answers, dataset.num_classes, loss_fn)
             folder.add_epoch(row)
             console.epoch(row)
             tracker.log(row)
 
+    full, known = None, truth(dataset, panel)
+    if cfg.evaluation._target_:
+        offered = {"scores": scores, "labels": labels, "expert_predictions": expert_predictions, "loss": loss_fn}
+        if held_back is not None:
+            held = batches(cfg, dataset, panel, "train", device, ranks, held_back, shuffled=False)
+            offered["held_out"] = tuple(map(ranks.gather, predict(model, held, device)))
+        full = build(cfg, "evaluation", num_classes=dataset.num_classes, **offered, **known)
     folder.write_weights(lambda file: torch.save(model.state_dict(), file))
     result = folder.write_result(
         {
             "status": "finished",
             "metrics": metrics,
-            "bayes": best_achievable(dataset, panel),
+            "bayes": bayes_optimum(known["eta"], torch.from_numpy(panel.matrix)) if known else None,
+            "evaluation": full,
             "seconds": time.perf_counter() - started,
             "peak_memory_mb": device.peak_memory_mb(),
         }
@@ -132,12 +150,23 @@ def load_panel(cfg: DictConfig, dataset: Dataset) -> ExpertPanel:
     return make_panel(build(cfg, "experts", **offered), dataset, cfg.experts.resample, cfg.seed)
 
 
-def batches(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel, split: str, device: Device, ranks: Ranks) -> Loader:
-    labels = getattr(dataset, split).labels
+def batches(
+    cfg: DictConfig,
+    dataset: Dataset,
+    panel: ExpertPanel,
+    split: str,
+    device: Device,
+    ranks: Ranks,
+    rows: Tensor | None = None,
+    shuffled: bool = True,
+) -> Loader:
+    """The batches of a split, or of these `rows` of it; training's are shuffled and augmented, unless told otherwise."""
+    data = getattr(dataset, split)
+    role = split if shuffled else "test"
     return make_loader(
-        dataset,
-        split,
-        lambda epoch: panel.predictions(split, labels, epoch),
+        replace(dataset, **{role: data if rows is None else data.take(rows)}),
+        role,
+        lambda epoch: panel.predictions(split, data.labels, epoch)[slice(None) if rows is None else rows],
         ranks.share(cfg.trainer.batch_size),
         device.device,
         cfg.seed,
@@ -158,11 +187,12 @@ def run_folder(cfg: DictConfig) -> Path:
     return Path(cfg.output_dir, run_name(cfg))
 
 
-def best_achievable(dataset: Dataset, panel: ExpertPanel) -> dict[str, float] | None:
-    """The Bayes optimum on the test points, where the dataset's posterior and the experts' accuracies are known."""
-    if dataset.posterior is None or panel.matrix is None or not isinstance(dataset.test.images, torch.Tensor):
-        return None
-    return bayes_optimum(dataset.posterior(dataset.test.images), torch.from_numpy(panel.matrix))
+def truth(dataset: Dataset, panel: ExpertPanel) -> dict[str, Tensor]:
+    """eta [N, K] and Acc [N, J] on the test points, where the posterior and the experts' accuracies are known."""
+    if dataset.posterior is None or panel.matrix is None or not isinstance(dataset.test.images, Tensor):
+        return {}
+    eta = dataset.posterior(dataset.test.images)  # [N, K]
+    return {"eta": eta, "accuracy": eta @ torch.from_numpy(panel.matrix).T.to(eta)}
 
 
 def expert_facts(panel: ExpertPanel, dataset: Dataset) -> list[dict[str, Any]]:

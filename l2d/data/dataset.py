@@ -1,9 +1,10 @@
 """What every dataset is, once it is loaded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from l2d.data.files import ImageFiles
@@ -16,6 +17,12 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, rows: Tensor) -> "Split":
+        """These samples alone."""
+        if isinstance(self.images, Tensor):
+            return Split(self.images[rows], self.labels[rows])
+        return Split(replace(self.images, paths=[self.images.paths[i] for i in rows.tolist()]), self.labels[rows])
 
 
 @dataclass
@@ -37,3 +44,12 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+
+def hold_out(count: int, share: float, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    """Rows to train on and rows kept back, in order, of `count`; (None, None): nothing is kept back."""
+    kept_back = round(share * count)
+    if not kept_back:
+        return None, None
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[kept_back:].sort().values, order[:kept_back].sort().values

@@ -23,8 +23,13 @@ CAPTIONS = {
     "coverage_accuracy": "System accuracy against coverage, a point per cell.",
     "training_curves": "Training, mean over seeds.",
     "deferred_to": "Who is deferred to, mean over seeds.",
+    "regret": "Excess over the best achievable error, in its three parts, mean over seeds.",
+    "reliability": "Accuracy against the confidence that the scores imply, with the most experts; the diagonal is calibrated.",
+    "budget_curve": "System accuracy at every coverage, with the most experts; crosses: thresholds from held-out data.",
+    "posterior": "The most probable labels before experts join (grey) and after, mean over the test set.",
+    "underfitting": "What flattens the labels, on one training batch, mean over seeds.",
 }
-WIDE = {"training_curves", "deferred_to"}
+WIDE = {"training_curves", "deferred_to", "underfitting", "regret", "reliability"}
 
 
 def write_page(

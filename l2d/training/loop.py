@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from l2d.data.loader import Loader
+from l2d.data.loader import Batch, Loader
 from l2d.training.device import Device
 from l2d.training.state import TrainingState
 
@@ -50,12 +50,15 @@ def fit(
         state.next_epoch()
 
 
-@torch.no_grad()
 def predict(model: nn.Module, loader: Loader, device: Device) -> tuple[Tensor, ...]:
     """Scores [N, K+J] of a whole split, in float32, and behind them the targets that came with its images."""
-    model.eval()
-    batches = []
-    for images, *targets in loader.epoch():
-        with device.autocast():
-            batches.append((model(images).float(), *targets))
-    return tuple(torch.cat(column) for column in zip(*batches, strict=True))
+    scored = [score(model, batch, device) for batch in loader.epoch()]
+    return tuple(torch.cat(column) for column in zip(*scored, strict=True))
+
+
+@torch.no_grad()
+def score(model: nn.Module, batch: Batch, device: Device) -> tuple[Tensor, ...]:
+    """The same of one batch."""
+    images, *targets = batch
+    with device.autocast():
+        return (model.eval()(images).float(), *targets)

@@ -73,7 +73,8 @@ class TrainingState:
         self.epoch, self.step = self.epoch + 1, 0
         self.total.zero_()
         self.finite.zero_()
-        if self.settings.checkpoint_epochs and self.epoch - self.saved_epoch >= self.settings.checkpoint_epochs:
+        every = self.settings.checkpoint_epochs
+        if every and self.epoch - self.saved_epoch >= every and self.epoch < self.settings.epochs:
             self.save()
 
     def save_if_due(self) -> None:
