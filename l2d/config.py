@@ -19,7 +19,10 @@ from l2d.errors import UserError
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "holdout"}
 # What may differ between two runs without their results differing: left out of the fingerprint.
 FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose", "force", "plan", "resume"}
-FREE_KEYS = {"trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"}, "dataset": {"root", "workers", "cache", "download", "verify"}}
+FREE_KEYS = {
+    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
+    "dataset": {"root", "workers", "cache", "download", "verify"},
+}
 
 
 def config_dir() -> str:
@@ -45,8 +48,7 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
         )
     for key in given.keys() & named:
         if not _fits(given[key], parameters[key].annotation):
-            kind = getattr(parameters[key].annotation, "__name__", None) or str(parameters[key].annotation)
-            raise UserError(f"{group}.{key}={given[key]} does not fit: it must be {_KINDS.get(kind, kind)}.")
+            raise UserError(f"{group}.{key}={given[key]} must be {_kind(parameters[key].annotation)}.")
     arguments = {**{k: v for k, v in offered.items() if k in named}, **given}
     missing = {n for n in named if parameters[n].default is inspect.Parameter.empty} - set(arguments)
     if missing:
@@ -119,7 +121,12 @@ def check(cfg: DictConfig) -> None:
         ("evaluation.holdout", float, 0, 0.9),
     ):
         value = OmegaConf.select(cfg, key)
-        if value is None and key in ("trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"):
+        if value is None and key in (
+            "trainer.clip_grad",
+            "trainer.checkpoint_minutes",
+            "experts.num",
+            "optim.weight_decay",
+        ):
             continue
         is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
         if not (isinstance(value, bool) if kind is bool else is_number):
@@ -133,7 +140,17 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
 
 
-_KINDS = {"int": "a whole number", "float": "a finite number", "bool": "true or false", "str": "a text"}
+_KINDS = {
+    int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", NoneType: "null",
+    list: "a list", tuple: "a list", Sequence: "a list", dict: "a mapping",
+}  # fmt: skip
+
+
+def _kind(annotation: Any) -> str:
+    """A type hint in words."""
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_kind(part) for part in get_args(annotation))
+    return _KINDS.get(get_origin(annotation) or annotation, str(annotation))
 
 
 def _fits(value: Any, annotation: Any) -> bool:

@@ -29,17 +29,17 @@ def errors_as_sentences() -> Iterator[None]:
 
 def _is_the_users(error: Exception) -> bool:
     """Ours, Hydra's refusal of a config, or the machine's: a full disk, a folder that may not be written, too many files."""
-    if isinstance(error, OSError):
-        return error.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EROFS,
-            errno.EACCES,
-            errno.EPERM,
-            errno.EMFILE,
-            errno.ENFILE,
-        )
-    return isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf."))
+    if isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf.")):
+        return True
+    return isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EMFILE,
+        errno.ENFILE,
+    )
 
 
 def sentence(error: Exception) -> str:

@@ -36,6 +36,9 @@ FREE = {  # choices that leave a result as it is
     "verbose": False,
     "force": "changed",
     "plan": "changed",
+    "resume": "never",
+    "trainer.checkpoint_minutes": 1,
+    "trainer.checkpoint_epochs": 3,
 }
 
 

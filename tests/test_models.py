@@ -5,7 +5,8 @@ import timm
 import torch
 
 from l2d.errors import UserError
-from l2d.models import MLP, WideResNet, timm_model
+from l2d.models import MLP, timm_model
+from l2d.models.wide_resnet import WideResNet
 
 
 def parameters(model: torch.nn.Module) -> int:

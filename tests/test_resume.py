@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo
 
-import l2d.train  # noqa: F401  before any fork, so that a child starts at once
+import l2d.train  # noqa: F401  before any fork, as is torch._dynamo (of every optimiser), so that a child starts at once
 from l2d.cli import train
 from l2d.errors import UserError
 from l2d.training.checkpoint import NAMES, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -24,6 +25,7 @@ from l2d.training.checkpoint import NAMES, latest_checkpoint, load_checkpoint, s
 # A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume.
 NET = """
 import torch
+import torch._dynamo
 def net(num_outputs, image_shape):
     return torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(192, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Dropout(0.3),
@@ -73,7 +75,9 @@ def outcome(root: Path) -> tuple:
     assert result["status"] == "finished", result
     table = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
     rows = [{k: v for k, v in row.items() if k != "images_per_second"} for row in table]
-    weights = {name: value.numpy().tobytes() for name, value in torch.load(folder / "model.pt", weights_only=True).items()}
+    weights = {
+        name: value.numpy().tobytes() for name, value in torch.load(folder / "model.pt", weights_only=True).items()
+    }
     return weights, rows, {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
 
 
@@ -258,6 +262,7 @@ def test_a_limit_on_open_files_ends_in_a_sentence(workplace):
 
 BAD_LOSS = """
 import torch
+import torch._dynamo
 from l2d.losses import DeferralLoss
 class Loss(DeferralLoss):
     calls = 0

@@ -107,7 +107,7 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
 
     def start(number):
         folder = RunFolder(Path(cells[number - 1]["folder"]), composed(f"experts.num={number}")).__enter__()
-        folder.start({"choices": cells[number - 1]["choices"]})
+        folder.start({"choices": cells[number - 1]["choices"]}, resumed=False)
         return folder
 
     done, live, dead, bad = (start(number) for number in (1, 2, 3, 4))

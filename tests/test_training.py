@@ -14,7 +14,12 @@ from l2d.data import Dataset, ResidentLoader, Split
 from l2d.errors import UserError
 from l2d.losses import DeferralLoss
 from l2d.models import MLP
-from l2d.training import Device, fit, make_schedule, predict, seed_everything
+from l2d.training.device import Device, seed_everything
+from l2d.training.loop import fit, predict
+from l2d.training.ranks import Ranks
+from l2d.training.schedule import make_schedule
+from l2d.training.signals import StopSignal
+from l2d.training.state import TrainingState
 
 CPU = Device(torch.device("cpu"), "float32")
 
@@ -79,8 +84,18 @@ def problem():
     )
 
 
-def settings(epochs: int, clip_grad: float | None = None, log_every: int = 100):
-    return OmegaConf.create({"epochs": epochs, "clip_grad": clip_grad, "log_every": log_every})
+def fitted(model, loss, optimizer, schedule, loader, on_step=lambda *step: None, **settings):
+    """The rows of a training without a folder, from its beginning."""
+    defaults = {
+        "clip_grad": None,
+        "log_every": 100,
+        "skip_nonfinite": 0,
+        "checkpoint_epochs": 0,
+        "checkpoint_minutes": None,
+    }
+    cfg = OmegaConf.create({**defaults, **settings})
+    state = TrainingState(None, model, optimizer, schedule, len(loader), cfg, CPU, Ranks(), StopSignal())
+    return fit(model, loss, loader, state, on_step)
 
 
 def trained(
@@ -93,7 +108,8 @@ def trained(
     schedule = make_schedule(optimizer, "cosine", len(loader), epochs, 0)
     loss = DeferralLoss(formulation, "ce", 3)
     on_step = (lambda *step: steps.append(step)) if steps is not None else lambda *step: None
-    rows = list(fit(model, loss, optimizer, schedule, loader, CPU, settings(epochs, clip_grad, log_every), on_step))
+    settings = {"epochs": epochs, "clip_grad": clip_grad, "log_every": log_every}
+    rows = list(fitted(model, loss, optimizer, schedule, loader, on_step, **settings))
     moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
     return model, rows, moved
 
@@ -177,7 +193,7 @@ def test_fit_trains_in_training_mode(problem):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     schedule = make_schedule(optimizer, "constant", 3, 3, 0)
     loss, counted = DeferralLoss("vanilla", "ova", 3), []
-    for _ in fit(model, loss, optimizer, schedule, problem(), CPU, settings(3), lambda *step: None):
+    for _ in fitted(model, loss, optimizer, schedule, problem(), epochs=3):
         predict(model, problem(train=False), CPU)
         counted.append(int(model[1].num_batches_tracked))
     assert counted == [3, 6, 9]
@@ -193,7 +209,7 @@ def test_the_device_is_chosen_or_refused():
         Device.choose("gpu", "auto")
     with pytest.raises(UserError, match="auto or cpu"):
         Device.choose("cuda:99", "auto")
-    with pytest.raises(UserError, match="float32 or bf16"):
+    with pytest.raises(UserError, match="float32, bf16, fp16"):
         Device.choose("cpu", "fp8")
 
 
@@ -202,7 +218,12 @@ import torch
 from omegaconf import OmegaConf
 from l2d.data import Dataset, ResidentLoader, Split
 from l2d.losses import DeferralLoss
-from l2d.training import Device, fit, make_schedule, predict
+from l2d.training.device import Device
+from l2d.training.loop import fit, predict
+from l2d.training.ranks import Ranks
+from l2d.training.schedule import make_schedule
+from l2d.training.signals import StopSignal
+from l2d.training.state import TrainingState
 
 torch.manual_seed(0)
 labels = torch.arange(40) % 2
@@ -217,8 +238,9 @@ model.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype
 loss = DeferralLoss("picce", "ce", 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 schedule = make_schedule(optimizer, "constant", 2, 10, 0)
-settings = OmegaConf.create({"epochs": 10, "clip_grad": None, "log_every": 9})
-rows = list(fit(model, loss, optimizer, schedule, loader, device, settings, lambda *step: None))
+settings = {"epochs": 10, "clip_grad": None, "log_every": 9, "skip_nonfinite": 0, "checkpoint_epochs": 0, "checkpoint_minutes": None}
+state = TrainingState(None, model, optimizer, schedule, 2, OmegaConf.create(settings), device, Ranks(), StopSignal())
+rows = list(fit(model, loss, loader, state, lambda *step: None))
 assert seen == {torch.bfloat16}, seen
 assert predict(model, loader, device)[0].dtype == torch.float32
 assert all(p.dtype == torch.float32 for p in model.parameters())

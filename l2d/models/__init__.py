@@ -2,6 +2,5 @@
 
 from l2d.models.mlp import MLP
 from l2d.models.registry import timm_model
-from l2d.models.wide_resnet import WideResNet
 
-__all__ = ["MLP", "WideResNet", "timm_model"]
+__all__ = ["MLP", "timm_model"]

@@ -3,15 +3,17 @@
 import difflib
 from typing import Any
 
-import timm
 from torch import nn
 
-import l2d.models.wide_resnet  # noqa: F401  registers wrn28 with timm
 from l2d.errors import UserError
 
 
 def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretrained: bool, **kwargs: Any) -> nn.Module:
     """Any timm model by name, with K+J outputs; further keys of the YAML go to timm as they are."""
+    import timm  # takes seconds, and a run with a backbone of its own has no use for it
+
+    import l2d.models.wide_resnet  # noqa: F401  registers wrn28 with timm
+
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise UserError(
