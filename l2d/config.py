@@ -53,7 +53,13 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
     missing = {n for n in named if parameters[n].default is inspect.Parameter.empty} - set(arguments)
     if missing:
         raise UserError(f"{group} ({target}) needs {', '.join(f'{group}.{m}' for m in sorted(missing))}.")
-    return function(**arguments)
+    try:
+        return function(**arguments)
+    except (ValueError, LookupError, OverflowError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's way to say that memory is out
+            raise
+        reason = " ".join(str(error).split()).rstrip(".") or "they need more memory than there is"
+        raise UserError(f"{group} ({target}) does not work with its settings: {reason}.") from error
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
@@ -92,7 +98,7 @@ def run_name(cfg: DictConfig) -> str:
         chosen["backbone"],
         f"seed{chosen['seed']}",
     )
-    return "/".join(map(_safe, (chosen["dataset"], "-".join(map(str, (*parts, fingerprint(cfg)))))))
+    return f"{_safe(chosen['dataset'])}/{'-'.join(map(_safe, (*parts, fingerprint(cfg))))}"
 
 
 def check(cfg: DictConfig) -> None:
@@ -114,9 +120,15 @@ def check(cfg: DictConfig) -> None:
         ("verbose", bool, None, None),
         ("force", bool, None, None),
         ("plan", bool, None, None),
+        ("trainer.device", str, None, None),
+        ("trainer.precision", str, None, None),
         ("experts.num", int, 1, None),
-        ("optim.lr", float, 0, None),
-        ("optim.weight_decay", float, 0, None),
+        ("experts.resample", str, None, None),
+        ("optim.schedule", str, None, None),
+        ("resume", str, None, None),
+        ("output_dir", str, None, None),
+        ("optim.lr", float, 0, 1e30),  # beyond, torch's float32 overflows
+        ("optim.weight_decay", float, 0, 1e30),
         ("optim.warmup_epochs", float, 0, None),
         ("evaluation.holdout", float, 0, 0.9),
     ):
@@ -128,11 +140,8 @@ def check(cfg: DictConfig) -> None:
             "optim.weight_decay",
         ):
             continue
-        is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-        if not (isinstance(value, bool) if kind is bool else is_number):
-            raise UserError(f"{key}={value} must be {'true or false' if kind is bool else _range(kind, low, high)}.")
-        if kind is not bool and not (low <= value and value < float("inf") and (high is None or value <= high)):
-            raise UserError(f"{key}={value} must be {_range(kind, low, high)}.")
+        if not _fits(value, kind) or (low is not None and not low <= value <= (math.inf if high is None else high)):
+            raise UserError(f"{key}={value} must be {_kind(kind) if low is None else _range(kind, low, high)}.")
 
 
 def register_resolvers() -> None:
@@ -157,7 +166,9 @@ def _fits(value: Any, annotation: Any) -> bool:
     """Whether a value from YAML is what the target's type hint asks for; hints of other kinds are not judged."""
     if annotation in (int, float):
         kinds = (int, float) if annotation is float else int
-        return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return False
+        return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
     if annotation in (bool, str, None, NoneType):
         return isinstance(value, annotation or NoneType)
     parts = get_args(annotation)
@@ -207,7 +218,9 @@ def _label(cfg: DictConfig, group: str) -> str:
 
 
 def _safe(part: Any) -> str:
-    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".") or "_"
+    """Fit to be part of a name of at most 255 bytes, of which there are six; a letter may take four."""
+    letters = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".")
+    return letters.encode()[:48].decode(errors="ignore") or "_"
 
 
 def locate(path: str) -> Callable:

@@ -16,6 +16,7 @@ from torch import Tensor
 from l2d.config import build, check, choices, fingerprint, plain, run_name
 from l2d.data import Dataset, Loader, make_loader
 from l2d.data.dataset import hold_out
+from l2d.errors import UserError
 from l2d.evaluation import bayes_optimum, evaluate
 from l2d.evaluation.underfitting import underfitting
 from l2d.experts import ExpertPanel, make_panel
@@ -42,10 +43,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         if done and not cfg.force:
             console.finished_before(folder.path, done)
             return done["metrics"]
-        try:
+        with ranks:
             return train(cfg, folder, console, ranks)["metrics"]
-        finally:
-            ranks.stop()
 
 
 def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) -> dict[str, Any]:
@@ -86,6 +85,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
         tracker.start(folder.path.name, plain(cfg), folder.path)
         for row in fit(forward, loss_fn, train_batches, state, console.step):
             if row["epoch"] == epochs or is_due(row["epoch"], cfg.trainer.eval_every):
+                ranks.share_buffers(model)
                 scores, labels, expert_predictions = map(ranks.gather, predict(model, test_batches, device))
                 metrics = evaluate(scores, labels, expert_predictions, dataset.num_classes)
                 row |= metrics
@@ -114,7 +114,8 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
             "peak_memory_mb": device.peak_memory_mb(),
         }
     )
-    remove_checkpoints(folder.path)
+    if ranks.first:
+        remove_checkpoints(folder.path)
     tracker.finish(result)
     console.final(folder.path, result)
     return result
@@ -132,6 +133,11 @@ def restore(cfg: DictConfig, state: TrainingState) -> bool:
         saved = load_checkpoint(Path(cfg.resume), fingerprint(cfg))
     if saved:
         state.load(saved)
+    position = state.epoch * state.steps_per_epoch + state.step
+    if state.ranks.agree(position) != -state.ranks.agree(-position):
+        raise UserError(
+            "The processes do not find the same checkpoints; put output_dir on a disk that all of them share."
+        )
     return saved is not None
 
 

@@ -1,15 +1,19 @@
 """Sweeps: killed and taken up again, in parallel, and seen from another terminal."""
 
+import csv
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 
+from l2d.config import config_dir
 from l2d.errors import UserError
 from l2d.status import describe
 
@@ -74,10 +78,6 @@ def test_submitit_runs_a_cell(tmp_path, serial):
 
 def test_the_slurm_preset_composes_with_requeueing():
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the slurm extra is not installed")
-    from hydra import compose, initialize_config_dir
-
-    from l2d.config import config_dir
-
     with initialize_config_dir(config_dir(), version_base="1.3"):
         cfg = compose("train", ["hydra/launcher=slurm"], return_hydra_config=True)
     assert cfg.hydra.launcher.additional_parameters.requeue is True and cfg.hydra.launcher.max_num_timeout > 0
@@ -126,3 +126,33 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
     assert "0 running" not in describe(tmp_path) and "2 interrupted" in describe(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         describe(tmp_path / "nowhere")
+
+
+EXPERIMENTS = sorted(path.stem for path in Path(config_dir(), "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("synthetic", "figure1")])
+def test_an_experiment_is_the_block_that_the_paper_published(name):
+    """Its cells are those of the published table, three seeds each, and its header quotes every number of it."""
+    text = Path(config_dir(), "experiment", f"{name}.yaml").read_text()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        cfg = compose("train", [f"experiment={name}"], return_hydra_config=True)
+    params = {key: value.split(",") for key, value in cfg.hydra.sweeper.params.items()}
+    published = csv.DictReader(files("l2d.report").joinpath("published.csv").read_text().splitlines())
+    block = [row for row in published if (row["dataset"], row["experts"]) == (cfg.dataset.name, cfg.experts.name)]
+    cells = {(row["formulation"], row["base"], row["num_experts"]) for row in block}
+    losses = {
+        "ce": ("vanilla", "ce"),
+        "ova": ("vanilla", "ova"),
+        "picce_ce": ("picce", "ce"),
+        "picce_ova": ("picce", "ova"),
+    }
+    assert {(*losses[loss], num) for loss in params["loss"] for num in params["experts.num"]} == cells and cells
+    assert params["seed"] == ["0", "1", "2"]
+    assert all(f"{float(row['system_error']):.2f}/{float(row['coverage']):.2f}" in text for row in block)
+
+
+def test_figure_1_has_dog_experts_at_85_percent_under_a_name_of_their_own():
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        cfg = compose("train", ["experiment=figure1"])
+    assert (cfg.experts.in_domain, cfg.experts.in_group, cfg.experts.name) == (0.85, 0.75, "dog_figure1")

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from l2d.data.cache import available_memory
 from l2d.data.dataset import Dataset, Split
+from l2d.errors import UserError
 
 
 def synthetic(
@@ -23,6 +25,25 @@ def synthetic(
     the posterior is eta_k(x) = softmax_k(-||z - mu_k||^2 / 2). The first `group_size` classes form the group
     'specialty'. Everything follows from `seed`, whatever the run's own seed is.
     """
+    for key, value, least in (
+        ("num_classes", num_classes, 2),
+        ("group_size", group_size, 0),
+        ("grid", grid, 1),
+        ("pixel", pixel, 1),
+        ("separation", separation, 0),
+        ("num_train", num_train, 1),
+        ("num_test", num_test, 1),
+    ):
+        if value < least:
+            raise UserError(f"dataset.{key}={value} must be at least {least}.")
+    if group_size > num_classes:
+        raise UserError(f"dataset.group_size={group_size} must be at most dataset.num_classes={num_classes}.")
+    values = (num_train + num_test) * 3 * grid**2 * (1 + pixel**2) + num_classes * (3 * grid**2 + 2 * num_test + 20)
+    if 4 * values > available_memory():
+        raise UserError(
+            f"The embedded dataset of this size needs {4 * values / 1e9:.3g} GB and {available_memory() / 1e9:.3g} GB are "
+            "free; lower dataset.num_train, num_test, num_classes, grid or pixel."
+        )
     rng = torch.Generator().manual_seed(seed)
     prototypes = separation * torch.randn(num_classes, 3 * grid * grid, generator=rng)  # [K, D]
 

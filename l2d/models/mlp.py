@@ -5,11 +5,23 @@ from math import prod
 
 from torch import nn
 
+from l2d.data.cache import available_memory
+from l2d.errors import UserError
+
 
 class MLP(nn.Sequential):
     """Flatten, `layers` x (Linear, ReLU), Linear to K+J scores."""
 
     def __init__(self, num_outputs: int, image_shape: tuple[int, ...], hidden: int, layers: int):
+        if hidden < 1 or layers < 0:
+            raise UserError(f"backbone.hidden={hidden} must be at least 1, and backbone.layers={layers} at least 0.")
+        weights = hidden * (prod(image_shape) + max(layers - 1, 0) * hidden + num_outputs)
+        needed = 3 * 4 * weights + 4096 * layers  # weights, gradients and momentum; a layer's own objects
+        if needed > available_memory():
+            raise UserError(
+                f"An MLP of this size needs {needed / 1e9:.3g} GB to train and {available_memory() / 1e9:.3g} GB are free; "
+                "lower backbone.hidden or backbone.layers."
+            )
         widths = [prod(image_shape)] + [hidden] * layers
         steps: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):

@@ -26,3 +26,10 @@ def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretra
         )
     except TypeError as error:
         raise UserError(f"backbone {name} does not take these settings: {error}.") from error
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"The pretrained weights of {name} cannot be had ({reason}); backbone.pretrained=false does without."
+        ) from error

@@ -25,7 +25,9 @@ class Device:
             name = f"cuda:{(_worker() + local_rank) % torch.cuda.device_count()}"
         try:
             device = torch.device(name)
-        except (RuntimeError, TypeError) as error:
+            if device.type not in ("cpu", "cuda"):
+                raise ValueError(device.type)
+        except (RuntimeError, ValueError) as error:
             raise UserError(f"trainer.device={name} is not a device; use auto, cpu, cuda or cuda:N.") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(
@@ -61,3 +63,17 @@ def seed_everything(seed: int, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """For the checkpoint."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -45,7 +45,10 @@ def fit(
             "epoch": state.epoch + 1,
             "loss": state.mean_loss(),
             "lr": optimizer.param_groups[0]["lr"],
-            "images_per_second": (state.step - first) * loader.batch_size / (time.perf_counter() - started),
+            "images_per_second": (state.step - first)
+            * loader.batch_size
+            * state.ranks.count
+            / (time.perf_counter() - started),
         }
         state.next_epoch()
 

@@ -14,7 +14,7 @@ from l2d.config import fingerprint
 from l2d.errors import UserError
 from l2d.tracking.record import RunFolder
 from l2d.training.checkpoint import NAMES, save_checkpoint
-from l2d.training.device import Device
+from l2d.training.device import Device, random_state, restore_random_state
 from l2d.training.ranks import Ranks
 from l2d.training.signals import StopSignal
 
@@ -98,14 +98,13 @@ class TrainingState:
             "epoch": self.epoch,
             "step": self.step,
             "skipped": self.skipped,
-            "total": self.total,
             "finite": self.finite,
             "rows": self.folder.rows,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "random": self.ranks.gather_random(self.device.device),
+            "own": self.ranks.collect({"total": self.total.cpu(), "random": random_state(self.device.device)}),
         }
         if self.ranks.first:
             save_checkpoint(self.folder.path, state)
@@ -128,10 +127,11 @@ class TrainingState:
         self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.skipped = state["epoch"], state["step"], state["skipped"]
         self.saved_epoch = self.epoch
-        self.total.copy_(state["total"])
+        own = state["own"][self.ranks.rank]
+        self.total.copy_(own["total"])
         self.finite.copy_(state["finite"])
         self.folder.rows[:] = state["rows"]
-        self.ranks.restore_random(state["random"], self.device.device)
+        restore_random_state(own["random"], self.device.device)
 
     def _fail(self, step: int, after: str = "") -> None:
         lr = self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](self.epoch * self.steps_per_epoch + step - 1)

@@ -1,0 +1,283 @@
+"""Two processes on the CPU train one model together: the numbers of one process, and one end for both."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import l2d.train  # noqa: F401  before any fork, so that a child starts at once
+from l2d.cli import train
+from l2d.errors import UserError
+from l2d.training.checkpoint import NAMES
+from l2d.training.ranks import PATIENCE, Ranks
+
+# 201 test samples: an odd number, so that the two ranks evaluate different shares.
+SMALL = (
+    "dataset.num_train=400",
+    "dataset.num_test=201",
+    "trainer.batch_size=50",
+    "trainer.epochs=3",
+    "backbone.hidden=16",
+)
+EVERY_STEP = "trainer.checkpoint_minutes=0"
+# Batch norm, dropout and experts that change: what differs between ranks, and after a resume.
+NETS = """
+import os, signal, time, torch
+from l2d.models import MLP
+def dropout_net(num_outputs, image_shape):
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.3),
+        torch.nn.Linear(16, num_outputs))
+class Slow(MLP):
+    def forward(self, images):
+        time.sleep(0.05)
+        return super().forward(images)
+class Faulty(MLP):
+    steps = 0
+    def forward(self, images):
+        Faulty.steps += 1
+        if Faulty.steps == 5 and os.environ["RANK"] == os.environ["FAULTY_RANK"]:
+            if "KILLED" in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the fifth step is unlucky")
+        return super().forward(images)
+"""
+DROPOUT = (
+    *SMALL[:-1], "backbone._target_=nets.dropout_net", "~backbone.hidden", "~backbone.layers", "experts.resample=per_epoch",
+)  # fmt: skip
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETS)
+    return tmp_path
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def start(*arguments: str, ranks: int = 2, **environment: str) -> list[int]:
+    """l2d-train in `ranks` processes that know each other as torchrun's do; what rank r says goes to output{r}.txt."""
+    sys.stdout.flush()
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
+    pids = []
+    for rank in range(ranks):
+        pids.append(os.fork())
+        if pids[-1]:
+            continue
+        code = 70
+        try:
+            os.environ.update(meeting if ranks > 1 else environment, RANK=str(rank), LOCAL_RANK=str(rank))
+            output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+            sys.argv = ["l2d-train", *arguments]
+            train()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return pids
+
+
+def wait(pids: list[int]) -> list[int]:
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def said(rank: int = 0) -> str:
+    return Path(f"output{rank}.txt").read_text()
+
+
+def run_folder() -> Path:
+    (folder,) = {path.parent for path in Path("outputs").glob("*/*/config.yaml")}
+    return folder
+
+
+def outcome() -> tuple[dict[str, torch.Tensor], list[dict[str, str]], dict]:
+    """Weights, metrics.csv and result.json of the only run, without what is a matter of time."""
+    folder = run_folder()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "finished", result
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+    weights = torch.load(folder / "model.pt", weights_only=True)
+    timeless = {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
+    return weights, [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows], timeless
+
+
+def wait_for_checkpoint() -> None:
+    deadline = time.monotonic() + 60
+    while not list(Path("outputs").glob(f"*/*/{NAMES[1]}")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_two_processes_give_the_weights_metrics_and_files_of_one(workplace):
+    seen = {}
+    for ranks in (1, 2):
+        folder = workplace / str(ranks)
+        folder.mkdir()
+        os.chdir(folder)
+        assert wait(start(*SMALL, "trainer.eval_every=1", ranks=ranks)) == [0] * ranks, said()
+        files = sorted(str(path.relative_to(folder)) for path in folder.glob("outputs/**/*"))
+        seen[ranks] = (*outcome(), files)
+    os.chdir(workplace)
+    (one, rows_one, result_one, files_one), (two, rows_two, result_two, files_two) = seen[1], seen[2]
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-5)
+    assert result_two["metrics"] == result_one["metrics"]
+    assert [row["system_error"] for row in rows_two] == [row["system_error"] for row in rows_one]
+    assert [float(row["loss"]) for row in rows_two] == pytest.approx([float(row["loss"]) for row in rows_one], rel=1e-5)
+    assert (result_one.pop("ranks"), result_two.pop("ranks")) == (1, 2)
+    assert files_one == files_two
+    assert Path("2/output1.txt").read_text() == "", "only the first process speaks"
+
+
+def test_a_run_of_two_resumes_exactly_with_two_and_refuses_one(workplace):
+    """Stopped by a signal to the second process alone, inside an epoch; afterwards started again."""
+    assert wait(start(*DROPOUT)) == [0, 0], said()
+    undisturbed, rows, result = outcome()
+    os.rename("outputs", "undisturbed")
+
+    pids = start(*DROPOUT, EVERY_STEP)
+    wait_for_checkpoint()
+    os.kill(pids[1], signal.SIGTERM)
+    assert wait(pids) == [128 + signal.SIGTERM] * 2
+    assert json.loads((run_folder() / "result.json").read_text())["status"] == "interrupted"
+
+    assert wait(start(*DROPOUT, ranks=1)) == [2]
+    assert "started with 2 processes" in said() and "Traceback" not in said()
+
+    assert wait(start(*DROPOUT)) == [0, 0], said()
+    again, rows_again, result_again = outcome()
+    assert same_weights(again, undisturbed)
+    assert (rows_again, result_again) == (rows, result)
+
+
+def test_all_ranks_evaluate_with_the_statistics_that_are_saved(workplace):
+    """Batch norm's running statistics differ between ranks while training; one process alone must find the same metrics."""
+    from l2d.evaluate import evaluate_weights, saved_config
+
+    assert wait(start(*DROPOUT)) == [0, 0], said()
+    path = run_folder() / "model.pt"
+    sys.path.insert(0, "")
+    try:
+        alone = evaluate_weights(path, saved_config(path), [], Path("evaluation.json"))
+    finally:
+        sys.path.remove("")
+    assert alone["metrics"] == outcome()[2]["metrics"]
+
+
+def test_torchrun_passes_a_signal_on_and_the_run_goes_on_later(workplace):
+    slow = (*SMALL, "backbone._target_=nets.Slow", "trainer.epochs=4")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
+    with open("launcher.txt", "w") as output:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*launcher, "-m", "l2d.train", *slow, EVERY_STEP]
+        running = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        wait_for_checkpoint()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=60) != 0
+    assert json.loads((run_folder() / "result.json").read_text())["status"] == "interrupted"
+    assert wait(start(*slow)) == [0, 0], said()
+    again, rows, _ = outcome()
+    os.rename("outputs", "interrupted")
+    assert wait(start(*slow)) == [0, 0], said()
+    undisturbed, rows_undisturbed, _ = outcome()
+    assert same_weights(again, undisturbed) and rows == rows_undisturbed
+
+
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_an_error_in_one_process_ends_both_with_its_reason(workplace, faulty):
+    pids = start(*SMALL, "backbone._target_=nets.Faulty", FAULTY_RANK=str(faulty))
+    codes = wait(pids)
+    assert codes[1 - faulty] == 2 and codes[faulty] not in (0, 2), said()
+    assert "ValueError" in said(faulty)
+    assert f"process {faulty} of 2 failed: the fifth step is unlucky" in said(1 - faulty)
+    assert "Traceback" not in said(1 - faulty)
+    result = json.loads((run_folder() / "result.json").read_text())
+    assert result["status"] == "failed" and "the fifth step is unlucky" in result["error"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_if_one_process_is_killed_the_other_ends_within_a_minute(workplace, killed):
+    assert PATIENCE.total_seconds() < 60
+    began = time.monotonic()
+    codes = wait(start(*SMALL, "backbone._target_=nets.Faulty", FAULTY_RANK=str(killed), KILLED="1"))
+    assert time.monotonic() - began < 60
+    assert (codes[killed], codes[1 - killed]) == (-signal.SIGKILL, 2)
+    assert "another process of this run ended" in said(1 - killed) and "Traceback" not in said(1 - killed)
+    status = json.loads((run_folder() / "result.json").read_text())["status"]
+    assert status == ("running" if killed == 0 else "failed")
+    assert not (run_folder() / "model.pt").exists()
+
+
+def test_a_batch_that_two_cannot_share_is_refused_and_leaves_nothing(workplace):
+    assert wait(start(*SMALL, "trainer.batch_size=25")) == [2, 2]
+    assert "must be a multiple of 2" in said() and "Traceback" not in said()
+    assert not Path("outputs").exists()
+
+
+def test_synchronised_batch_norm_is_refused_where_it_cannot_be(workplace):
+    assert wait(start(*DROPOUT, "trainer.sync_batchnorm=true")) == [2, 2]
+    assert "trainer.sync_batchnorm" in said() and "Traceback" not in said()
+
+
+def test_more_than_127_classes_are_gathered_too(workplace):
+    """The experts' table then has two bytes an entry, which the ranks' connection does not carry as such."""
+    many = (*SMALL, "dataset.num_classes=150", "trainer.epochs=1")
+    assert wait(start(*many)) == [0, 0], said()
+    metrics = outcome()[2]["metrics"]
+    os.rename("outputs", "two")
+    assert wait(start(*many, ranks=1)) == [0]
+    assert outcome()[2]["metrics"] == metrics
+
+
+NAMES_OF_RANKS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (3, 4, 1)),
+        ({**SLURM, "MASTER_ADDR": "node1"}, (5, 8, 1)),
+        (SLURM, (0, 1, 0)),  # a job of eight tasks in which nobody said that they belong together
+        ({**SLURM, "MASTER_ADDR": "node1", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (0, 2, 0)),
+    ],
+)
+def test_ranks_come_from_the_environment(monkeypatch, environment, expected):
+    for name in NAMES_OF_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ranks = Ranks()
+    assert (ranks.rank, ranks.count, ranks.local) == expected
+    if expected[1] == 8:
+        with pytest.raises(UserError, match="MASTER_PORT"):
+            ranks.start(torch.device("cpu"))
