@@ -55,7 +55,7 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
         raise UserError(f"{group} ({target}) needs {', '.join(f'{group}.{m}' for m in sorted(missing))}.")
     try:
         return function(**arguments)
-    except (ValueError, LookupError, OverflowError, MemoryError, RuntimeError) as error:
+    except (ValueError, OverflowError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's way to say that memory is out
             raise
         reason = " ".join(str(error).split()).rstrip(".") or "they need more memory than there is"
@@ -174,6 +174,8 @@ def _fits(value: Any, annotation: Any) -> bool:
     parts = get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
+    if get_origin(annotation) is tuple and Ellipsis not in parts:
+        return isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
     if get_origin(annotation) in (list, tuple, Sequence):
         return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
     return annotation is inspect.Parameter.empty or not isinstance(value, str | int | float | bool | NoneType | list)

@@ -31,7 +31,7 @@ def _is_the_users(error: Exception) -> bool:
     """Ours, Hydra's refusal of a config, or the machine's: a full disk, a folder that may not be written, too many files."""
     if isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return True
-    return isinstance(error, OSError) and error.errno in (
+    if isinstance(error, OSError) and error.errno in (
         errno.ENOSPC,
         errno.EDQUOT,
         errno.EROFS,
@@ -39,7 +39,16 @@ def _is_the_users(error: Exception) -> bool:
         errno.EPERM,
         errno.EMFILE,
         errno.ENFILE,
-    )
+    ):
+        return True
+    return _before_our_code(error)
+
+
+def _before_our_code(error: Exception) -> bool:
+    """Raised in Hydra before it called anything of ours: whatever the exception is, it is about the command line."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = modules[modules.index("hydra.main") :] if "hydra.main" in modules else ["l2d."]
+    return not any(module.startswith("l2d.") for module in inside)
 
 
 def sentence(error: Exception) -> str:

@@ -74,9 +74,8 @@ def test_evaluation_at_that_size_counts_every_sample_once(table):
 
 
 def test_what_cannot_fit_is_refused_before_memory_is_asked_for():
-    small = dict(
-        name="s", num_classes=4, group_size=2, grid=2, pixel=1, separation=1.0, num_train=8, num_test=8, seed=0
-    )
+    sizes = {"num_classes": 4, "group_size": 2, "grid": 2, "pixel": 1, "num_train": 8, "num_test": 8}
+    small = {"name": "small", "separation": 1.0, "seed": 0, **sizes}
     assert len(synthetic(**small).train) == 8
     for key in ("num_train", "num_test", "num_classes", "grid", "pixel"):
         with pytest.raises(UserError, match="GB are free"):

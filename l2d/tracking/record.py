@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
@@ -62,7 +63,8 @@ class RunFolder:
             with suppress(UserError):  # the disk may be what failed
                 self.write_result(status)
         if not (self.path / "config.yaml").exists():
-            (self.path / ".lock").unlink(missing_ok=True)
+            for name in (".lock", "train.log"):  # a library may have logged something before the refusal
+                (self.path / name).unlink(missing_ok=True)
             remove_if_empty(self.path)
         self.lock.close()
 
@@ -196,7 +198,10 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 def remove_if_empty(folder: Path) -> None:
     """Take back the folders that were made for a run that never started."""
+    start = Path(HydraConfig.get().runtime.cwd) if HydraConfig.initialized() else Path.cwd()
     for path in (folder, *folder.parents):
+        if path == start:  # the user's own folder, however empty
+            return
         try:
             path.rmdir()
         except OSError:
