@@ -25,6 +25,9 @@ FREE_KEYS = {
 }
 
 
+NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}
+
+
 def config_dir() -> str:
     """Where the YAML lives: inside the package when installed from a wheel, beside it in a checkout."""
     packaged = Path(__file__).parent / "conf"
@@ -131,14 +134,12 @@ def check(cfg: DictConfig) -> None:
         ("optim.weight_decay", float, 0, 1e30),
         ("optim.warmup_epochs", float, 0, None),
         ("evaluation.holdout", float, 0, 0.9),
+        ("evaluation.bins", int, 1, None),
+        ("evaluation.curve_points", int, 2, None),
+        ("evaluation.labels_shown", int, 1, None),
     ):
         value = OmegaConf.select(cfg, key)
-        if value is None and key in (
-            "trainer.clip_grad",
-            "trainer.checkpoint_minutes",
-            "experts.num",
-            "optim.weight_decay",
-        ):
+        if value is None and (key in NULLABLE or (key.startswith("evaluation.") and not cfg.evaluation._target_)):
             continue
         if not _fits(value, kind) or (low is not None and not low <= value <= (math.inf if high is None else high)):
             raise UserError(f"{key}={value} must be {_kind(kind) if low is None else _range(kind, low, high)}.")

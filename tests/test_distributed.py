@@ -10,11 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 import torch
 
-import l2d.train  # noqa: F401  before any fork, so that a child starts at once
-from l2d.cli import train
 from l2d.errors import UserError
 from l2d.training.checkpoint import NAMES
 from l2d.training.ranks import PATIENCE, Ranks
@@ -68,40 +67,17 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def start(*arguments: str, ranks: int = 2, **environment: str) -> list[int]:
+def start(*arguments: str, ranks: int = 2, **environment: str) -> list:
     """l2d-train in `ranks` processes that know each other as torchrun's do; what rank r says goes to output{r}.txt."""
-    sys.stdout.flush()
-    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
-    pids = []
-    for rank in range(ranks):
-        pids.append(os.fork())
-        if pids[-1]:
-            continue
-        code = 70
-        try:
-            os.environ.update(meeting if ranks > 1 else environment, RANK=str(rank), LOCAL_RANK=str(rank))
-            output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-            sys.argv = ["l2d-train", *arguments]
-            train()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    return pids
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()} if ranks > 1 else {}
+    return [
+        children.start(*arguments, output=f"output{r}.txt", RANK=str(r), LOCAL_RANK=str(r), **meeting, **environment)
+        for r in range(ranks)
+    ]
 
 
-def wait(pids: list[int]) -> list[int]:
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+def wait(processes: list) -> list[int]:
+    return [children.wait(process) for process in processes]
 
 
 def said(rank: int = 0) -> str:
@@ -161,10 +137,10 @@ def test_a_run_of_two_resumes_exactly_with_two_and_refuses_one(workplace):
     undisturbed, rows, result = outcome()
     os.rename("outputs", "undisturbed")
 
-    pids = start(*DROPOUT, EVERY_STEP)
+    ranks = start(*DROPOUT, EVERY_STEP)
     wait_for_checkpoint()
-    os.kill(pids[1], signal.SIGTERM)
-    assert wait(pids) == [128 + signal.SIGTERM] * 2
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert wait(ranks) == [128 + signal.SIGTERM] * 2
     assert json.loads((run_folder() / "result.json").read_text())["status"] == "interrupted"
 
     assert wait(start(*DROPOUT, ranks=1)) == [2]
@@ -211,8 +187,8 @@ def test_torchrun_passes_a_signal_on_and_the_run_goes_on_later(workplace):
 
 @pytest.mark.parametrize("faulty", [0, 1])
 def test_an_error_in_one_process_ends_both_with_its_reason(workplace, faulty):
-    pids = start(*SMALL, "backbone._target_=nets.Faulty", FAULTY_RANK=str(faulty))
-    codes = wait(pids)
+    ranks = start(*SMALL, "backbone._target_=nets.Faulty", FAULTY_RANK=str(faulty))
+    codes = wait(ranks)
     assert codes[1 - faulty] == 2 and codes[faulty] not in (0, 2), said()
     assert "ValueError" in said(faulty)
     assert f"process {faulty} of 2 failed: the fifth step is unlucky" in said(1 - faulty)

@@ -9,23 +9,19 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo
+from children import start, wait
 
-import l2d.train  # noqa: F401  before any fork, as is torch._dynamo (of every optimiser), so that a child starts at once
-from l2d.cli import train
 from l2d.errors import UserError
 from l2d.training.checkpoint import NAMES, latest_checkpoint, load_checkpoint, save_checkpoint
 
 # A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume.
 NET = """
 import torch
-import torch._dynamo
 def net(num_outputs, image_shape):
     return torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(192, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Dropout(0.3),
@@ -36,36 +32,6 @@ SETTING = (
     "dataset.num_train=400", "dataset.num_test=200", "trainer.batch_size=50", "trainer.eval_every=2", "trainer.epochs=12",
 )  # fmt: skip
 EVERY_STEP = "trainer.checkpoint_minutes=0"
-
-
-def start(*arguments: str, limit=None) -> int:
-    """l2d-train in a child process of its own; returns its pid."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 70
-    try:
-        sys.stdout = sys.stderr = open("output.txt", "w")  # noqa: SIM115  the child's own until it ends
-        if limit:
-            resource.setrlimit(*limit)
-        sys.argv = ["l2d-train", *arguments]
-        train()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def wait(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def outcome(root: Path) -> tuple:
@@ -115,23 +81,23 @@ def progress() -> int:
         return 0
 
 
-def start_and_wait_for_checkpoints(count: int) -> int:
-    pid, seen, last = start(*SETTING, EVERY_STEP), 0, progress()
+def start_and_wait_for_checkpoints(count: int):
+    child, seen, last = start(*SETTING, EVERY_STEP), 0, progress()
     deadline = time.monotonic() + 60
-    while seen < count and time.monotonic() < deadline and os.waitpid(pid, os.WNOHANG) == (0, 0):
+    while seen < count and time.monotonic() < deadline and child.is_alive():
         now = progress()
         seen, last = seen + (now != last), now
         time.sleep(0.001)
-    return pid
+    return child
 
 
 def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, undisturbed):
     rng = random.Random(0)
     for kill in range(25):
-        pid = start_and_wait_for_checkpoints(1 + kill % 2)
+        child = start_and_wait_for_checkpoints(1 + kill % 2)
         time.sleep(rng.uniform(0, 0.02))  # anywhere in a step, or in the writing of the next checkpoint
-        os.kill(pid, signal.SIGKILL)
-        assert wait(pid) == -signal.SIGKILL, f"the run was over before kill {kill}: {Path('output.txt').read_text()}"
+        os.kill(child.pid, signal.SIGKILL)
+        assert wait(child) == -signal.SIGKILL, f"the run was over before kill {kill}: {Path('output.txt').read_text()}"
     assert wait(start(*SETTING, EVERY_STEP)) == 0, Path("output.txt").read_text()
     assert outcome(Path("outputs")) == undisturbed
     assert not [name for name in NAMES if (run_folder() / name).exists()]
@@ -139,9 +105,9 @@ def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, un
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_run_with_a_checkpoint_and_the_next_start_continues(workplace, undisturbed, signum):
-    pid = start_and_wait_for_checkpoints(3)
-    os.kill(pid, signum)
-    assert wait(pid) == 128 + signum
+    child = start_and_wait_for_checkpoints(3)
+    os.kill(child.pid, signum)
+    assert wait(child) == 128 + signum
     assert json.loads((run_folder() / "result.json").read_text())["status"] == "interrupted"
     assert wait(start(*SETTING)) == 0
     assert outcome(Path("outputs")) == undisturbed
@@ -150,9 +116,9 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_the_next_start_continues(wo
 @pytest.fixture
 def interrupted(workplace):
     """A run that was stopped half-way, with two checkpoints: its folder."""
-    pid = start_and_wait_for_checkpoints(4)
-    os.kill(pid, signal.SIGTERM)
-    wait(pid)
+    child = start_and_wait_for_checkpoints(4)
+    os.kill(child.pid, signal.SIGTERM)
+    wait(child)
     folder = run_folder()
     assert all((folder / name).exists() for name in NAMES)
     return folder
@@ -262,7 +228,6 @@ def test_a_limit_on_open_files_ends_in_a_sentence(workplace):
 
 BAD_LOSS = """
 import torch
-import torch._dynamo
 from l2d.losses import DeferralLoss
 class Loss(DeferralLoss):
     calls = 0
