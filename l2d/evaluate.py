@@ -81,6 +81,8 @@ def changed(saved: dict[str, Any], changes: list[str]) -> DictConfig:
     with initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose("train", [str(change.input_line) for change in groups])
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
+    if "experts" in chosen and "num" in chosen["experts"]:
+        chosen["experts"].num = saved["experts"].get("num")  # the weights have so many columns
     defaults = {str(key): value for key, value in composed.items()}  # for what the run did not know yet
     cfg = DictConfig(defaults | saved | chosen)
     if "pretrained" in cfg.backbone:

@@ -73,12 +73,14 @@ class TrainingState:
         self.epoch, self.step = self.epoch + 1, 0
         self.total.zero_()
         self.finite.zero_()
-        every = self.settings.checkpoint_epochs
-        if every and self.epoch - self.saved_epoch >= every and self.epoch < self.settings.epochs:
+        if self.epoch == self.settings.epochs:
+            return  # what is left is to write the result
+        if self.settings.checkpoint_epochs and self.epoch - self.saved_epoch >= self.settings.checkpoint_epochs:
             self.save()
+        self.save_if_due()  # an epoch may be shorter than the interval at which the device is asked
 
     def save_if_due(self) -> None:
-        """After a step: a checkpoint if the interval has passed, and one to stop on if a signal came to any rank."""
+        """Between steps: a checkpoint if the interval has passed, and one to stop on if a signal came to any rank."""
         if self.step % self.look_every:
             return
         minutes = self.settings.checkpoint_minutes
