@@ -160,6 +160,18 @@ def test_a_failing_cell_has_its_traceback_in_its_own_log(cli):
     assert len(list(Path("outputs").glob("*/*/train.log"))) == 2
 
 
+def test_a_full_evaluation_says_what_the_excess_error_is_made_of(cli):
+    code, out, _ = cli(*TINY, "evaluation=full", "trainer.eval_every=1")
+    assert code == 0
+    result, folder = only_run()
+    regret = result["evaluation"]["regret"]
+    assert regret["total"] == pytest.approx(regret["classifier"] + regret["decision"] + regret["expert"])
+    assert f"regret {regret['total']:.2f}: classifier {regret['classifier']:.2f}" in out
+    assert regret["expected_system_error"] == pytest.approx(result["bayes"]["system_error"] + regret["total"])
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+    assert all(0 < float(row["class_gradient_share"]) < 100 and float(row["expert_aggregation"]) > 0 for row in rows)
+
+
 OWN_PARTS = """
 import torch
 from l2d.data import Dataset, Split

@@ -93,6 +93,10 @@ class Console:
         self.say(" " * width + "".join(f"{key:>21}" for key in HEADLINE))
         for title, values in rows:
             self.say(title.ljust(width) + "".join(f"{values[key]:>21.2f}" for key in HEADLINE))
+        regret = (result.get("evaluation") or {}).get("regret")
+        if regret:
+            parts = ", ".join(f"{part} {regret[part]:.2f}" for part in ("classifier", "decision", "expert"))
+            self.say(f"regret {regret['total']:.2f}: {parts}")
         self.say(f"{result['seconds']:.1f} s, in {folder}")
 
     def say(self, text: str) -> None:
