@@ -159,7 +159,8 @@ def violation(words: list[str], folder: Path, code: int, told: bool) -> str | No
         return f"hangs (exit code {code} once told to stop)"
     if "Traceback" in said or (code not in (0, 2) and not told):
         return f"exit code {code}"
-    if code == 2 and "-m" not in words and not (said.startswith("l2d: ") and said.count("\n") == 1):
+    one_sentence = said.startswith("l2d: ") and said.count("\n") == 1
+    if code == 2 and "-m" not in words and not one_sentence and not said.startswith("usage: "):  # a flag that is none
         return "no single sentence"
     if not (folder / "here").is_dir():
         return "removes the folder it was started in"

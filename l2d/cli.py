@@ -46,9 +46,9 @@ def _job(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _run(cfg: DictConfig) -> dict[str, Any]:
-    if cfg.plan:
+    if cfg.get("plan") is True:  # anything else that is not false is refused by the run
         folder = Path(HydraConfig.get().runtime.output_dir)
-        action, why = plan(folder, cfg.force)
+        action, why = plan(folder, bool(cfg.get("force")))
         remove_if_empty(folder)
         print(f"{action:<8} {folder}  {why}")
         return {}

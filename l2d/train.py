@@ -12,6 +12,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2d.config import build, check, choices, fingerprint, plain, run_name
 from l2d.data import Dataset, Loader, make_loader
@@ -64,6 +65,10 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
     trained, held_back = hold_out(len(dataset.train), cfg.evaluation.holdout, cfg.seed)
     train_batches = batches(cfg, dataset, panel, "train", device, ranks, trained)
     test_batches = batches(cfg, dataset, panel, "test", device, ranks)
+    if train_batches.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise UserError(
+            "A batch of one sample leaves batch norm nothing to compare; use a trainer.batch_size of at least 2."
+        )
     optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
     steps, epochs = len(train_batches), cfg.trainer.epochs
     schedule = make_schedule(optimizer, cfg.optim.schedule, steps, epochs, cfg.optim.warmup_epochs)

@@ -34,10 +34,8 @@ class DeferralLoss(nn.Module):
 def _named(choice: str | Callable, known: dict[str, Callable], what: str) -> Callable:
     if callable(choice):
         return choice
-    if choice in known:
-        return known[choice]
     try:
-        return locate(choice)
+        return known[choice] if choice in known else locate(choice)
     except Exception as error:
         raise UserError(
             f"loss.{what}={choice} is neither one of {', '.join(known)} nor the dotted path of a function."
