@@ -75,8 +75,8 @@ def ours(images: torch.Tensor | ImageFiles, augment: str, size: int, batch: int)
     split = Split(images, torch.arange(count) % 10)
     dataset = Dataset("x", list("0123456789"), split, split, (3, size, size), augment=augment, mean=MEAN, std=STD)
     experts = torch.zeros(count, 20, dtype=torch.int8)
-    layout = torch.contiguous_format if isinstance(images, torch.Tensor) else torch.channels_last  # as they are kept
-    return make_loader(dataset, "train", lambda epoch: experts, batch, torch.device("cpu"), 0, layout).epoch
+    device = torch.device("cpu")
+    return make_loader(dataset, "train", lambda epoch: experts, batch, device, 0, torch.channels_last).epoch
 
 
 def theirs(dataset: TorchDataset, batch: int) -> Callable[[int], Iterable]:
@@ -131,7 +131,7 @@ def measure(folder: Path, repeats: int) -> list[dict]:
 
     square = photographs(64, 256, 256)
     save(square, 8, folder / "square")
-    kept = torch.from_numpy(np.stack([np.asarray(i).transpose(2, 0, 1) for i in square])).repeat(8, 1, 1, 1)
+    kept = torch.from_numpy(np.stack(square)).repeat(8, 1, 1, 1).permute(0, 3, 1, 2)  # channels last, as in the cache
     resident = ours(kept, "random_resized_crop_flip", 224, 64)
     files = theirs(ImageFolder(folder / "square", IMAGENET_RECIPE), 64)
     rows.append(compare("resident 224 px RandomResizedCrop / per image from files", 4, resident, files, repeats))

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from l2d.data.augment import AUGMENTATIONS, centre_crop, random_box, random_boxes, resample
+from l2d.data.augment import AUGMENTATIONS, centre_crop, random_box, random_boxes, resample, resample_bytes
 from l2d.data.dataset import Dataset, Split
 from l2d.data.loader import make_loader, mix
 from l2d.errors import UserError
@@ -96,10 +96,16 @@ def resized_crops(images, size, **options):
     return torch.stack([c.flip(-1) if m else c for c, m in zip(crops, MIRRORED.tolist(), strict=True)])
 
 
+def bytes_resampled(images, size):
+    jobs = zip(images.split(1), BOXES.tolist(), MIRRORED.tolist(), strict=True)
+    return torch.stack([resample_bytes(image, box, mirrored, size) for image, box, mirrored in jobs])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [(32, 32), (48, 40)])
-def test_bytes_are_resampled_as_torchvision_does(size):
-    images = noise(5, 3, 64, 64)
-    ours = resample(images, BOXES, MIRRORED, size)
+def test_bytes_are_resampled_as_torchvision_does(size, layout):
+    images = noise(5, 3, 64, 64).contiguous(memory_format=layout)
+    ours = bytes_resampled(images, size)
     assert ours.dtype == torch.uint8
     assert (ours.int() - resized_crops(images, size, antialias=True).int()).abs().max() <= 1
 
@@ -114,8 +120,8 @@ def test_floats_are_resampled_as_torchvision_does_without_antialias(size):
 
 def test_the_two_ways_to_resample_agree_where_nothing_is_made_smaller():
     images = noise(5, 3, 64, 64)
-    bytes_, floats = (resample(i, BOXES, MIRRORED, (64, 64)).float() for i in (images, images.float()))
-    assert (bytes_ - floats).abs().max() <= 1.01
+    floats = resample(images, BOXES, MIRRORED, (64, 64))
+    assert (bytes_resampled(images, (64, 64)) - floats).abs().max() <= 1.01
 
 
 def test_augmentation_stays_on_a_cuda_device():
@@ -175,6 +181,27 @@ def test_training_shuffles_drops_the_rest_and_repeats_itself_from_the_seed(augme
     orders = [torch.cat([b.labels for b in batches]).tolist() for batches in (first, later, other)]
     assert len({tuple(o) for o in orders}) == 3 and all(len(set(o)) == 8 for o in orders)
     assert all(torch.equal(b.expert_predictions[:, 0], b.labels + 100) for b in first)  # the table of epoch 1
+
+
+@pytest.mark.parametrize("kept", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
+def test_batches_do_not_depend_on_the_layout_the_images_are_kept_in(augment, kept):
+    plain, other = dataset(augment), dataset(augment)
+    other.train.images = other.train.images.contiguous(memory_format=kept)
+    for a, b in zip(loader(plain, "train").epoch(3), loader(other, "train").epoch(3), strict=True):
+        assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+        assert b.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_crops_of_bytes_on_the_cpu_are_those_of_the_batched_way():
+    """Image by image in threads, or in one grid_sample as on a GPU: the same draws, and pixels at most one byte apart."""
+    data = dataset("random_resized_crop_flip", side=12, size=12)  # nothing is made smaller
+    resident = loader(data, "train")
+    for step, batch in enumerate(resident.epoch(1)):
+        pixels = data.train.images[batch.labels]
+        there = resident.batch(pixels, batch.labels, 1, step)
+        apart = (batch.images - there.images).abs() * torch.tensor(data.std)[:, None, None] * 255
+        assert apart.max() <= 1.01 and torch.equal(batch.labels, there.labels)
 
 
 def test_what_cannot_be_augmented_is_refused_in_a_sentence():

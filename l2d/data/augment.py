@@ -2,9 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +35,13 @@ def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
 
 def random_resized_crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
     """A box of random area, shape and place, resampled to size, and half of them flipped: the ImageNet recipe."""
-    height, width = (torch.full((len(images),), side, device=images.device) for side in images.shape[-2:])
-    boxes = random_boxes(height, width, generator)  # [B, 4]
-    return resample(images, boxes, _coin(images, generator), size)
+    return resample(images, *boxes_and_coins(images, len(images), generator), size)
+
+
+def boxes_and_coins(images: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """What `count` of these images draw: boxes [B, 4] and whether each is mirrored [B]."""
+    height, width = (torch.full((count,), side, device=images.device) for side in images.shape[-2:])
+    return random_boxes(height, width, generator), _coin(height, generator)
 
 
 def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
@@ -76,12 +78,7 @@ def random_box(height: int, width: int, seed: int) -> Box:
 
 
 def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Tensor:
-    """Box b of image b at the new size, bilinear, left and right exchanged where `mirrored` [B] says so.
-
-    One grid_sample; but bytes on the CPU, for which PyTorch has a faster kernel, go through it one by one in threads.
-    """
-    if images.dtype == torch.uint8 and images.device.type == "cpu":
-        return mirror(_threads.map(_resize, images.split(1), boxes.tolist(), repeat(size)), mirrored)
+    """Box b of image b at the new size, bilinear, left and right exchanged where `mirrored` [B] says so: one grid_sample."""
     top, left, h, w = boxes.T
     y = _positions(top, h, size[0]) * (2 / images.shape[2]) - 1  # [B, height], -1..1 over the image
     x = _positions(left, w, size[1]) * (2 / images.shape[3]) - 1  # [B, width]
@@ -90,26 +87,25 @@ def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Ten
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def mirror(images: Tensor | Iterable[Tensor], chosen: Tensor) -> Tensor:
+def resample_bytes(image: Tensor, box: Box, mirrored: bool, size: Size) -> Tensor:
+    """The same of one image of bytes [1, C, H, W] -> [C, *size]: faster on the CPU, most of all with the channels last."""
+    top, left, height, width = box
+    inside = image[:, :, top : top + height, left : left + width]
+    resized = F.interpolate(inside, size, mode="bilinear", antialias=True)[0]
+    return resized.flip(-1) if mirrored else resized
+
+
+def mirror(images: Tensor, chosen: Tensor) -> Tensor:
     """Left and right exchanged in the images chosen [B]; on the CPU one by one, which spares it a second batch."""
-    if isinstance(images, Tensor) and images.device.type != "cpu":
+    if images.device.type != "cpu":
         return torch.where(chosen[:, None, None, None], images.flip(-1), images)
-    parts = images.split(1) if isinstance(images, Tensor) else images  # [1, C, H, W] each
-    return torch.cat([part.flip(-1) if flipped else part for part, flipped in zip(parts, chosen.tolist(), strict=True)])
+    parts = zip(images.split(1), chosen.tolist(), strict=True)  # [1, C, H, W] each
+    return torch.cat([part.flip(-1) if flipped else part for part, flipped in parts])
 
 
 def centre_crop(images: Tensor, size: Size) -> Tensor:
     top, left = (round((have - want) / 2) for have, want in zip(images.shape[-2:], size, strict=True))
     return images[..., top : top + size[0], left : left + size[1]]
-
-
-_threads = ThreadPoolExecutor(torch.get_num_threads())
-
-
-def _resize(image: Tensor, box: list[int], size: Size) -> Tensor:
-    top, left, height, width = box
-    inside = image[:, :, top : top + height, left : left + width]
-    return F.interpolate(inside, size, mode="bilinear", antialias=True)
 
 
 def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:

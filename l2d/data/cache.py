@@ -21,7 +21,7 @@ from torch import Tensor
 from l2d.data.files import ImageFiles, open_image
 from l2d.errors import UserError, notice
 
-_FORMAT = "l2d images 1"
+_FORMAT = "l2d images 2"
 _TAIL = struct.Struct("<QI")  # bytes of the footer, checksum of everything before this tail
 _CHUNK = 256  # images decoded ahead of the writer
 
@@ -29,7 +29,7 @@ _CHUNK = 256  # images decoded ahead of the writer
 def load_images(
     files: dict[str, ImageFiles], size: int, feed: str, cache: str | None, workers: int | None, on_error: str
 ) -> dict[str, tuple[Tensor | ImageFiles, list[int]]]:
-    """The images of every split, resident (uint8 [N, 3, size, size], mapped) or left on disk, and which of them are kept."""
+    """The images of every split, resident (uint8 [N, 3, size, size], channels last, mapped) or left on disk, and which of them are kept."""
     needed = sum(map(len, files.values())) * 3 * size * size
     if feed == "auto":
         free = available_memory() // 2  # the other half is for the model and the rest of the machine
@@ -62,12 +62,12 @@ def available_memory() -> int:
 
 
 def decode(path: Path, size: int) -> np.ndarray:
-    """[3, size, size] uint8: the shorter side resized to `size`, then the centre."""
+    """[size, size, 3] uint8: the shorter side resized to `size`, then the centre."""
     image = open_image(path)
     width, height = (int(size * side / min(image.size)) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
+    return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
 def _resident(
@@ -110,7 +110,8 @@ def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
     footer = json.loads(content[end - length : end].tobytes())
     if footer["key"] != key:
         return None
-    return torch.from_numpy(content[: end - length].reshape(-1, 3, size, size)), footer["damaged"]
+    pixels = torch.from_numpy(content[: end - length].reshape(-1, size, size, 3))
+    return pixels.permute(0, 3, 1, 2), footer["damaged"]
 
 
 def _write(path: Path, key: str, files: ImageFiles, size: int, workers: int | None) -> None:

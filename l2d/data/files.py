@@ -53,7 +53,9 @@ def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tens
         right, bottom = round((left + w) * across), round((top + h) * down)
         inside = image.crop((round(left * across), round(top * down), right, bottom))
         pixels = np.array(inside if inside.mode == "RGB" else inside.convert("RGB"))  # [h, w, 3]
-    box = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    box = torch.from_numpy(pixels)[None].permute(
+        0, 3, 1, 2
+    )  # in this order the kernel sees that the channels come last
     return F.interpolate(box, size, mode="bilinear", antialias=True)[0]
 
 

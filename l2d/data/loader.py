@@ -1,14 +1,17 @@
 """Resident data: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from l2d.data.augment import augmentation, centre_crop
+from l2d.data.augment import augmentation, boxes_and_coins, centre_crop, random_resized_crop_flip, resample_bytes
 from l2d.data.dataset import Dataset, Split
+from l2d.data.files import Box
 from l2d.errors import UserError
 
 
@@ -103,13 +106,18 @@ class SplitLoader:
     def batch(self, images: Tensor, index: Tensor, epoch: int, step: int) -> Batch:
         """Augment and normalise on the device; `index` [B] says which samples these are."""
         if self.augment:
-            self.generator.manual_seed(mix(self.seed, epoch, step, self.rank))
-            images = self.augment(images, self.size, self.generator)
+            images = self.augment(images, self.size, self.seeded(epoch, step))
         else:
             images = centre_crop(images, self.size)
         images = as_float(images, self.memory_format)
         if self.scale is not None:
             images = images.mul_(self.scale).add_(self.shift)
+        return self.labelled(images, index)
+
+    def seeded(self, epoch: int, step: int) -> torch.Generator:
+        return self.generator.manual_seed(mix(self.seed, epoch, step, self.rank))
+
+    def labelled(self, images: Tensor, index: Tensor) -> Batch:
         return Batch(images, self.labels.index_select(0, index), self.expert_predictions.index_select(0, index))
 
 
@@ -131,19 +139,54 @@ class ResidentLoader(SplitLoader):
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches from step `start` on."""
         order = torch.cat(self.indices(epoch)).to(self.device)
+        bytes_on_cpu = self.images.dtype == torch.uint8 and self.device.type == "cpu"
         for step, index in enumerate(order.split(self.batch_size)[start:], start):
-            yield self.batch(self.images.index_select(0, index), index, epoch, step)
+            if self.augment is random_resized_crop_flip and bytes_on_cpu:
+                yield self.labelled(self._one_by_one(index, epoch, step), index)
+            else:
+                yield self.batch(gather(self.images, index), index, epoch, step)
+
+    def _one_by_one(self, index: Tensor, epoch: int, step: int) -> Tensor:
+        """As `batch` does it, but from pixels to floats image by image in threads: large images stay in the caches."""
+        drawn = boxes_and_coins(self.images, len(index), self.seeded(epoch, step))
+        floats = empty_floats((len(index), self.images.shape[1], *self.size), self.memory_format)
+        jobs = list(zip(floats.numpy(), index.tolist(), *(drew.tolist() for drew in drawn), strict=True))
+        assert self.scale is not None  # bytes always have one
+        scale, shift = self.scale[0].numpy(), self.shift[0].numpy()  # [C, 1, W]
+
+        def work(part: Sequence[tuple[np.ndarray, int, Box, bool]]) -> None:
+            for out, i, box, mirrored in part:
+                pixels = resample_bytes(self.images[i : i + 1], box, mirrored, self.size)  # [C, *size]
+                np.add(np.multiply(pixels.numpy(), scale, out=out), shift, out=out)  # numpy stays in this thread
+
+        deque(_threads.map(work, (jobs[k::THREADS] for k in range(THREADS))), maxlen=0)
+        return floats
+
+
+THREADS = torch.get_num_threads()
+_threads = ThreadPoolExecutor(THREADS)
+
+
+def gather(images: Tensor, index: Tensor) -> Tensor:
+    """The images at `index` [B] in the layout they are kept in, which index_select alone would not keep."""
+    if not images.is_contiguous(memory_format=torch.channels_last):
+        return images.index_select(0, index)
+    return images.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
 
 
 def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """float32 in this layout. On the CPU in memory from numpy, which asks for huge pages: half the time for large images."""
+    """float32 in this layout."""
     if images.device.type != "cpu" or images.dtype == torch.float32:
         return images.to(torch.float32, memory_format=memory_format)
-    batch, channels, height, width = images.shape
-    floats = torch.from_numpy(np.empty(images.numel(), dtype=np.float32))
+    return empty_floats(images.shape, memory_format).copy_(images)
+
+
+def empty_floats(shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
+    """float32 on the CPU, in memory from numpy, which asks for huge pages: half the time for large images."""
+    batch, channels, height, width = shape
     if memory_format == torch.channels_last:
-        floats = floats.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return floats.view(images.shape).copy_(images)
+        return torch.from_numpy(np.empty((batch, height, width, channels), dtype=np.float32)).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.empty(shape, dtype=np.float32))
 
 
 def mix(*numbers: int) -> int:
