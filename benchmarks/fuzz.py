@@ -48,7 +48,8 @@ HYDRA = [
     "hydra.run.dir=" + "y" * 300, "hydra.run.dir=/dev/null/x", "hydra.run.dir=ü/模型", "hydra.run.dir=7", "hydra.run.dir=[1]",
     "hydra.job.chdir=true", "hydra.job.name=x/y", "hydra.job.num=3", "hydra.verbose=true", "hydra.verbose=nothing",
     "hydra.mode=RUN", "hydra.mode=WALK", "hydra.nothing=1", "+hydra.nothing=1", "hydra/launcher=nothing", "hydra=null",
-    "hydra/hydra_logging=none", "hydra.job.env_set.X=1", "+hydra.job.env_set.X=1",
+    "hydra/hydra_logging=none", "hydra/job_logging=disabled", "hydra/job_logging=none", "hydra/job_logging=stdout",
+    "hydra/job_logging=nothing", "hydra.run.dir=../beside", "hydra.job.env_set.X=1", "+hydra.job.env_set.X=1",
     "hydra.job.config.override_dirname.kv_sep=1", "hydra.sweep.dir=elsewhere", "hydra.runtime.output_dir=elsewhere",
 ]  # fmt: skip
 
@@ -155,7 +156,8 @@ def violation(words: list[str], folder: Path, code: int, told: bool) -> str | No
     """What this case did that none may do."""
     said = (folder / "stderr").read_text(errors="replace")
     runs = {path.parent: json.loads(path.read_text())["status"] for path in folder.rglob("result.json")}
-    if told and not (code == 128 + signal.SIGTERM and "interrupted" in runs.values()):
+    stopped = "interrupted" in runs.values() or "Stopped before the first step" in said
+    if told and not (code == 128 + signal.SIGTERM and stopped):
         return f"hangs (exit code {code} once told to stop)"
     if "Traceback" in said or (code not in (0, 2) and not told):
         return f"exit code {code}"

@@ -36,6 +36,18 @@ def config_dir() -> str:
 
 def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
     """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name."""
+    function, arguments = bind(cfg, group, offered)
+    try:
+        return function(**arguments)
+    except (ValueError, OverflowError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's way to say that memory is out
+            raise
+        reason = " ".join(str(error).split()).rstrip(".") or "they need more memory than there is"
+        raise UserError(f"{group} ({cfg[group]._target_}) does not work with its settings: {reason}.") from error
+
+
+def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
+    """What `build` calls, and with which arguments; refuses what cannot be called with them."""
     settings = plain(cfg[group])
     target = settings.pop("_target_", None)
     function = _import(group, target)
@@ -56,13 +68,7 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
     missing = {n for n in named if parameters[n].default is inspect.Parameter.empty} - set(arguments)
     if missing:
         raise UserError(f"{group} ({target}) needs {', '.join(f'{group}.{m}' for m in sorted(missing))}.")
-    try:
-        return function(**arguments)
-    except (ValueError, OverflowError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's way to say that memory is out
-            raise
-        reason = " ".join(str(error).split()).rstrip(".") or "they need more memory than there is"
-        raise UserError(f"{group} ({target}) does not work with its settings: {reason}.") from error
+    return function, arguments
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
@@ -158,8 +164,11 @@ _KINDS = {
 
 def _kind(annotation: Any) -> str:
     """A type hint in words."""
+    parts = get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(_kind(part) for part in get_args(annotation))
+        return " or ".join(map(_kind, [part for part in parts if part in _KINDS] or parts))  # YAML has no tensors
+    if get_origin(annotation) is tuple and Ellipsis not in parts:
+        return f"a list of {len(parts)} ({', '.join(map(_kind, parts))})"
     return _KINDS.get(get_origin(annotation) or annotation, str(annotation))
 
 

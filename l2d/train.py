@@ -5,16 +5,15 @@ import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from l2d.config import build, check, choices, fingerprint, plain, run_name
+from l2d.config import bind, build, check, choices, fingerprint, plain, run_name
 from l2d.data import Dataset, Loader, make_loader
 from l2d.data.dataset import hold_out
 from l2d.errors import UserError
@@ -33,22 +32,38 @@ from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
 
 
+class Outcome(NamedTuple):
+    """What an evaluation starts from."""
+
+    scores: Tensor  # [N, K+J]
+    labels: Tensor  # [N]
+    expert_predictions: Tensor  # [N, J]
+
+
+# What a `_target_` of evaluation may ask for by name; the last two only where the truth is known.
+OFFERED = (*Outcome._fields, "loss", "num_classes", "held_out", "eta", "accuracy")
+
+
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
     ranks = Ranks()
-    with (RunFolder if ranks.first else Spectator)(run_folder(cfg), cfg) as folder:
-        check(cfg)
-        console = Console(cfg.verbose)
-        console.terminal.quiet = not ranks.first
-        done = folder.finished()
-        if done and not cfg.force:
-            console.finished_before(folder.path, done)
-            return done["metrics"]
-        with ranks:
-            return train(cfg, folder, console, ranks)["metrics"]
+    with StopSignal() as stop:
+        with (RunFolder if ranks.first else Spectator)(run_folder(cfg), cfg) as folder:
+            check(cfg)
+            console = Console(cfg.verbose)
+            console.terminal.quiet = not ranks.first
+            result = folder.finished()
+            if result and not cfg.force:
+                console.finished_before(folder.path, result)
+            else:
+                with ranks:
+                    result = train(cfg, folder, console, ranks, stop)
+        if stop.received:  # while the finished model was evaluated: obeyed now, before the next cell of a sweep
+            stop.leave()
+    return result["metrics"]
 
 
-def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) -> dict[str, Any]:
+def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
     started = time.perf_counter()
     seed_everything(cfg.seed, cfg.trainer.deterministic)
@@ -76,54 +91,65 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks) ->
         model.compile()
     forward = ranks.wrap(model, cfg.trainer.sync_batchnorm, device.device)
 
-    facts = {"choices": choices(cfg), "seed": cfg.seed, "device": str(device.device), "precision": device.precision}
-    facts |= {
-        "parameters": count(model),
+    facts = {
+        "choices": choices(cfg),
+        "seed": cfg.seed,
+        "device": str(device.device),
+        "precision": device.precision,
+        "parameters": sum(p.numel() for p in model.parameters()),
         "experts": expert_facts(panel, dataset),
         "ranks": ranks.count,
         **environment(),
     }
     watch = next(train_batches.epoch()) if cfg.evaluation._target_ else None
-    with StopSignal() as stop, ending(tracker), console.progress(facts, epochs, steps, cfg.trainer.batch_size):
-        state = TrainingState(folder, model, optimizer, schedule, steps, cfg.trainer, device, ranks, stop)
-        folder.start(facts, resumed=restore(cfg, state))
-        tracker.start(folder.path.name, plain(cfg), folder.path)
-        for row in fit(forward, loss_fn, train_batches, state, console.step):
-            if row["epoch"] == epochs or is_due(row["epoch"], cfg.trainer.eval_every):
-                ranks.share_buffers(model)
-                scores, labels, expert_predictions = map(ranks.gather, predict(model, test_batches, device))
-                metrics = evaluate(scores, labels, expert_predictions, dataset.num_classes)
-                row |= metrics
-            if watch:
-                seen, targets, answers = score(model, watch, device)
-                row |= underfitting(seen, targets, answers, dataset.num_classes, loss_fn)
-            folder.add_epoch(row)
-            console.epoch(row)
-            tracker.log(row)
-
-    full, known = None, truth(dataset, panel)
     if cfg.evaluation._target_:
-        offered = {"scores": scores, "labels": labels, "expert_predictions": expert_predictions, "loss": loss_fn}
-        if held_back is not None:
-            held = batches(cfg, dataset, panel, "train", device, ranks, held_back, shuffled=False)
-            offered["held_out"] = tuple(map(ranks.gather, predict(model, held, device)))
-        full = build(cfg, "evaluation", num_classes=dataset.num_classes, **offered, **known)
-    folder.write_weights(lambda file: torch.save(model.state_dict(), file))
-    result = folder.write_result(
-        {
-            "status": "finished",
-            "metrics": metrics,
-            "bayes": bayes_optimum(known["eta"], torch.from_numpy(panel.matrix)) if known else None,
-            "evaluation": full,
-            "seconds": time.perf_counter() - started,
-            "peak_memory_mb": device.peak_memory_mb(),
-        }
-    )
-    if ranks.first:
-        remove_checkpoints(folder.path)
-    tracker.finish(result)
+        bind(cfg, "evaluation", dict.fromkeys(OFFERED))  # refused now, not after the training
+    with ending(tracker):
+        with console.progress(facts, epochs, steps, cfg.trainer.batch_size):
+            stop.patiently()
+            state = TrainingState(folder, model, optimizer, schedule, steps, cfg.trainer, device, ranks, stop)
+            folder.start(facts, resumed=restore(cfg, state))
+            tracker.start(folder.path.name, plain(cfg), folder.path)
+            for row in fit(forward, loss_fn, train_batches, state, console.step):
+                if row["epoch"] == epochs or is_due(row["epoch"], cfg.trainer.eval_every):
+                    ranks.share_buffers(model)
+                    outcome = scored(model, test_batches, device, ranks)
+                    metrics = evaluate(*outcome, dataset.num_classes)
+                    row |= metrics
+                if watch:
+                    row |= underfitting(*Outcome(*score(model, watch, device)), dataset.num_classes, loss_fn)
+                folder.add_epoch(row)
+                console.epoch(row)
+                tracker.log(row)
+
+        full, known = None, truth(dataset, panel)
+        if cfg.evaluation._target_:
+            offered = {**outcome._asdict(), "loss": loss_fn, "num_classes": dataset.num_classes, **known}
+            if held_back is not None:
+                held = batches(cfg, dataset, panel, "train", device, ranks, held_back, shuffled=False)
+                offered["held_out"] = scored(model, held, device, ranks)
+            full = build(cfg, "evaluation", **offered)
+        folder.write_weights(lambda file: torch.save(model.state_dict(), file))
+        result = folder.write_result(
+            {
+                "status": "finished",
+                "metrics": metrics,
+                "bayes": bayes_optimum(known["eta"], torch.from_numpy(panel.matrix)) if known else None,
+                "evaluation": full,
+                "seconds": time.perf_counter() - started,
+                "peak_memory_mb": device.peak_memory_mb(),
+            }
+        )
+        if ranks.first:
+            remove_checkpoints(folder.path)
+        tracker.finish(result)
     console.final(folder.path, result)
     return result
+
+
+def scored(model: torch.nn.Module, loader: Loader, device: Device, ranks: Ranks) -> Outcome:
+    """Of the whole split, on every rank."""
+    return Outcome(*map(ranks.gather, predict(model, loader, device)))
 
 
 def restore(cfg: DictConfig, state: TrainingState) -> bool:
@@ -173,6 +199,11 @@ def batches(
 ) -> Loader:
     """The batches of a split, or of these `rows` of it; training's are shuffled and augmented, unless told otherwise."""
     data = getattr(dataset, split)
+    count = len(data if rows is None else rows)
+    if count < ranks.count:
+        raise UserError(
+            f"The {split} split has {count} samples for {ranks.count} processes; use at most {count} of them."
+        )
     role = split if shuffled else "test"
     return make_loader(
         replace(dataset, **{role: data if rows is None else data.take(rows)}),
@@ -220,10 +251,6 @@ def expert_facts(panel: ExpertPanel, dataset: Dataset) -> list[dict[str, Any]]:
 
 def is_due(epoch: int, every: int) -> bool:
     return every > 0 and epoch % every == 0
-
-
-def count(model: torch.nn.Module) -> int:
-    return int(np.sum([p.numel() for p in model.parameters()]))
 
 
 if __name__ == "__main__":

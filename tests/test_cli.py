@@ -119,6 +119,8 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["trainer.epochs=many"], "whole number"),
         (["optim.lr=nan"], "optim.lr"),
         (["optim.schedule=steps"], "cosine or constant"),
+        (["optim=adamw", "+optim.betas=[0.5]"], "must be a list of 2 (a finite number, a finite number)."),
+        (["hydra/job_logging=disabled", "seed=-1"], "seed=-1"),
         (["optim.warmup_epochs=99"], "warmup"),
         (["+loss.temperature=2"], "loss"),
         (["loss.formulation=no.such.function"], "vanilla, picce, pice"),

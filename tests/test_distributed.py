@@ -216,6 +216,12 @@ def test_a_batch_that_two_cannot_share_is_refused_and_leaves_nothing(workplace):
     assert not Path("outputs").exists()
 
 
+def test_a_split_that_is_too_small_to_be_dealt_out_is_refused(workplace):
+    assert wait(start(*SMALL, "dataset.num_test=1")) == [2, 2]
+    assert "The test split has 1 samples for 2 processes; use at most 1 of them." in said()
+    assert not Path("outputs").exists()
+
+
 def test_synchronised_batch_norm_is_refused_where_it_cannot_be(workplace):
     assert wait(start(*DROPOUT, "trainer.sync_batchnorm=true")) == [2, 2]
     assert "trainer.sync_batchnorm" in said() and "Traceback" not in said()

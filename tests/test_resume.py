@@ -237,10 +237,17 @@ class Loss(DeferralLoss):
 """
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value):
+# oneDNN reads its instruction set once, and not every machine runs its newest one.
+OLDER_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+
+
+@pytest.mark.parametrize(
+    ("value", "precision"), [("nan", "float32"), ("inf", "float32"), ("nan", "bf16"), ("inf", "fp16")]
+)
+def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value=value, when="(11,)"))  # 8 steps an epoch: epoch 2, step 3
-    assert wait(start(*SETTING, "loss._target_=bad_loss.Loss", "trainer.checkpoint_epochs=1")) == 2
+    bad = ("loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
+    assert wait(start(*SETTING, *bad, "trainer.checkpoint_epochs=1", **OLDER_BF16)) == 2
     said = Path("output.txt").read_text()
     assert "epoch 2, step 3" in said and NAMES[0] in said
     total, done = 12 * 8, 10
@@ -252,9 +259,67 @@ def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value):
     assert result["status"] == "failed" and "not finite" in result["error"]
 
 
-def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace):
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value="nan", when="(11, 20, 21)"))
-    bad = (*SETTING, "loss._target_=bad_loss.Loss")
-    assert wait(start(*bad, "trainer.skip_nonfinite=3")) == 0, Path("output.txt").read_text()
-    assert wait(start(*bad, "trainer.skip_nonfinite=2")) == 2
+    bad = (*SETTING, "loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
+    assert wait(start(*bad, "trainer.skip_nonfinite=3", **OLDER_BF16)) == 0, Path("output.txt").read_text()
+    weights = torch.load(run_folder() / "model.pt", weights_only=True)
+    assert all(value.isfinite().all() for value in weights.values())
+    assert wait(start(*bad, "trainer.skip_nonfinite=2", **OLDER_BF16)) == 2
     assert "epoch 3, step 5" in Path("output.txt").read_text()
+
+
+def test_gradients_that_overflow_fp16_are_left_out_by_the_scaler_and_the_run_goes_on(workplace):
+    """The loss is finite, but not times the scaler's first factor, 65536: three steps are left out, the factor is lowered."""
+    Path("bad_loss.py").write_text(BAD_LOSS.format(value="1e34", when="range(3, 6)"))
+    assert wait(start(*SETTING, "loss._target_=bad_loss.Loss", "trainer.precision=fp16")) == 0, Path(
+        "output.txt"
+    ).read_text()
+    assert all(v.isfinite().all() for v in torch.load(run_folder() / "model.pt", weights_only=True).values())
+
+
+SLOW_DATA = """
+import time
+from pathlib import Path
+from l2d.data import synthetic
+def slow(**settings):
+    Path("loading").touch()
+    time.sleep(60)
+    return synthetic(**settings)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_step_ends_the_run_at_once_and_leaves_nothing(workplace, signum):
+    Path("slow_data.py").write_text(SLOW_DATA)
+    child = start("dataset._target_=slow_data.slow")
+    while not Path("loading").exists():
+        assert child.is_alive()
+        time.sleep(0.01)
+    os.kill(child.pid, signum)
+    assert wait(child) == 128 + signum
+    assert Path("output.txt").read_text() == "l2d: Stopped before the first step; there is nothing to keep.\n"
+    assert not Path("outputs").exists()
+
+
+LATE_SIGNAL = """
+import os, signal
+def full(**given):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+"""
+
+
+def test_a_signal_in_the_last_evaluation_waits_for_the_result(workplace):
+    Path("late.py").write_text(LATE_SIGNAL)
+    assert wait(start(*SETTING, "evaluation=full", "evaluation._target_=late.full")) == 128 + signal.SIGTERM
+    assert json.loads((run_folder() / "result.json").read_text())["status"] == "finished"
+
+
+def test_an_evaluation_that_cannot_be_called_is_refused_before_the_training(workplace):
+    assert wait(start(*SETTING, "evaluation=full", "evaluation._target_=late.full")) == 2
+    assert "evaluation._target_=late.full cannot be imported" in Path("output.txt").read_text()
+    assert wait(start(*SETTING, "evaluation=full", "+evaluation.colour=red")) == 2
+    assert "has no setting colour" in Path("output.txt").read_text()
+    assert not Path("outputs").exists()

@@ -22,7 +22,7 @@ from l2d.errors import UserError
 from l2d.experts import ExpertPanel
 from l2d.experts.simulator import MISSING
 from l2d.inspect.sheet import draw_sheet, spread
-from l2d.train import count, load_dataset, load_panel
+from l2d.train import load_dataset, load_panel
 from l2d.training.device import Device
 from l2d.training.schedule import make_schedule
 
@@ -217,7 +217,7 @@ def _memory(out: Console, dataset: Dataset, device: Device, expert_bytes: int, m
     rows.append(("expert tables", _size(expert_bytes)))
     if model:
         weights = sum(p.nbytes for p in model.parameters())
-        rows.append((f"model ({count(model):,} parameters)", _size(weights)))
+        rows.append((f"model ({sum(p.numel() for p in model.parameters()):,} parameters)", _size(weights)))
         rows.append(("its gradients", _size(weights)))
     rows.append(("free now", _size(available_memory())))
     _table(out, [f"memory on {device.device}", ""], rows)

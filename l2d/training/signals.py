@@ -1,7 +1,8 @@
-"""A request to stop, from outside: noted when it comes, obeyed when the step is done."""
+"""A request to stop, from outside: obeyed at once before the training, and when the step is done inside it."""
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -10,20 +11,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Interrupted(SystemExit):
-    """The run was asked to stop and has left a checkpoint; the exit code is the signal's conventional one."""
+    """The run was asked to stop; the exit code is the signal's conventional one."""
 
     def __init__(self, signum: int):
         super().__init__(128 + signum)
 
 
 class StopSignal:
-    """`with StopSignal() as stop`: `stop.received` is the number of the signal that came, 0 before.
+    """`with StopSignal() as stop`: a signal ends the run there and then, until `stop.patiently()`; from then on
+    `stop.received` is the number of the signal that came, 0 before.
 
     SIGUSR2 is listened to only where somebody else (a cluster's launcher) does; that handler then has its turn.
     """
 
     def __init__(self) -> None:
-        self.received = 0
+        self.received, self.patient = 0, False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -41,6 +43,9 @@ class StopSignal:
         for signum, before in self.before.items():
             signal.signal(signum, before)
 
+    def patiently(self) -> None:
+        self.patient = True
+
     def leave(self) -> None:
         """End the run: by the handler that was there before, if it does so, else with the conventional exit code."""
         self.__exit__(None, None, None)
@@ -51,3 +56,6 @@ class StopSignal:
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
+        if not self.patient:
+            sys.stderr.write("l2d: Stopped before the first step; there is nothing to keep.\n")
+            self.leave()
