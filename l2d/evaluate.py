@@ -107,7 +107,6 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
     from l2d.evaluation import bayes_optimum, evaluate
     from l2d.tracking.console import Console
     from l2d.training.device import Device, seed_everything
-    from l2d.training.loop import predict
     from l2d.training.ranks import Ranks
 
     ranks = Ranks()
@@ -131,12 +130,12 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
             f"{path} does not fit backbone={cfg.backbone.name} with {here}: {difference[0].strip()}"
         ) from error
 
-    model = model.to(device.device, memory_format=train.memory_format(cfg))
+    layout = train.memory_format(cfg, model)
+    model = model.to(device.device, memory_format=layout)
     if cfg.trainer.compile:
         model.compile()
-    test_batches = train.batches(cfg, dataset, panel, "test", device, ranks)
-    scores, labels, expert_predictions = predict(model, test_batches, device)
-    metrics = evaluate(scores, labels, expert_predictions, dataset.num_classes)
+    test_batches = train.batches(cfg, dataset, panel, "test", device, layout, ranks)
+    metrics = evaluate(*train.scored(model, test_batches, device, ranks), dataset.num_classes)
     known = train.truth(dataset, panel)
     result = {
         "metrics": metrics,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2d.config import bind, build, check, choices, fingerprint, plain, run_name
-from l2d.data import Dataset, Loader, make_loader
+from l2d.data import Batch, Dataset, Loader, make_loader
 from l2d.data.dataset import hold_out
 from l2d.errors import UserError
 from l2d.evaluation import bayes_optimum, evaluate
@@ -30,6 +30,8 @@ from l2d.training.ranks import Ranks
 from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
+
+WATCHED = 64  # training samples on which underfitting is looked at after every epoch
 
 
 class Outcome(NamedTuple):
@@ -76,15 +78,17 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     loss_fn = build(cfg, "loss", num_classes=dataset.num_classes)
     tracker = build(cfg, "logger") if ranks.first else FilesOnly()
 
-    model = model.to(device.device, memory_format=memory_format(cfg))
+    layout = memory_format(cfg, model)
+    model = model.to(device.device, memory_format=layout)
     trained, held_back = hold_out(len(dataset.train), cfg.evaluation.holdout, cfg.seed)
-    train_batches = batches(cfg, dataset, panel, "train", device, ranks, trained)
-    test_batches = batches(cfg, dataset, panel, "test", device, ranks)
+    train_batches = batches(cfg, dataset, panel, "train", device, layout, ranks, trained)
+    test_batches = batches(cfg, dataset, panel, "test", device, layout, ranks)
     if train_batches.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise UserError(
             "A batch of one sample leaves batch norm nothing to compare; use a trainer.batch_size of at least 2."
         )
-    optimizer = build(cfg, "optim", params=model.parameters(), fused=device.device.type == "cuda")
+    fused = device.device.type == "cuda" or device.precision != "fp16"  # the CPU's kernels know no gradient scaler
+    optimizer = build(cfg, "optim", params=model.parameters(), fused=fused)
     steps, epochs = len(train_batches), cfg.trainer.epochs
     schedule = make_schedule(optimizer, cfg.optim.schedule, steps, epochs, cfg.optim.warmup_epochs)
     if cfg.trainer.compile:
@@ -101,8 +105,9 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
         "ranks": ranks.count,
         **environment(),
     }
-    watch = next(train_batches.epoch()) if cfg.evaluation._target_ else None
+    watch = None
     if cfg.evaluation._target_:
+        watch = Batch(*(part[:WATCHED] for part in next(train_batches.epoch())))
         bind(cfg, "evaluation", dict.fromkeys(OFFERED))  # refused now, not after the training
     with ending(tracker):
         with console.progress(facts, epochs, steps, cfg.trainer.batch_size):
@@ -126,7 +131,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
         if cfg.evaluation._target_:
             offered = {**outcome._asdict(), "loss": loss_fn, "num_classes": dataset.num_classes, **known}
             if held_back is not None:
-                held = batches(cfg, dataset, panel, "train", device, ranks, held_back, shuffled=False)
+                held = batches(cfg, dataset, panel, "train", device, layout, ranks, held_back, shuffled=False)
                 offered["held_out"] = scored(model, held, device, ranks)
             full = build(cfg, "evaluation", **offered)
         folder.write_weights(lambda file: torch.save(model.state_dict(), file))
@@ -193,6 +198,7 @@ def batches(
     panel: ExpertPanel,
     split: str,
     device: Device,
+    layout: torch.memory_format,
     ranks: Ranks,
     rows: Tensor | None = None,
     shuffled: bool = True,
@@ -212,14 +218,16 @@ def batches(
         ranks.share(cfg.trainer.batch_size),
         device.device,
         cfg.seed,
-        memory_format(cfg),
+        layout,
         ranks.rank,
         ranks.count,
     )
 
 
-def memory_format(cfg: DictConfig) -> torch.memory_format:
-    return torch.channels_last if cfg.trainer.channels_last else torch.contiguous_format
+def memory_format(cfg: DictConfig, model: torch.nn.Module) -> torch.memory_format:
+    """Channels last is for convolutions; a model without one would have to turn every image back."""
+    convolves = any(p.dim() == 4 for p in model.parameters())
+    return torch.channels_last if cfg.trainer.channels_last and convolves else torch.contiguous_format
 
 
 def run_folder(cfg: DictConfig) -> Path:

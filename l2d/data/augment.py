@@ -19,13 +19,12 @@ Augmentation = Callable[[Tensor, Size, Generator], Tensor]  # [B, C, H, W] -> [B
 
 def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
     """Pad by 4 (reflected), crop to size at a random place, flip half of them: the CIFAR recipe, in one gather."""
-    rows, columns = (
-        _reflected(have, want, images, generator) for have, want in zip(images.shape[-2:], size, strict=True)
-    )
+    height, width = images.shape[-2:]
+    rows = _window(height, size[0], images, generator) * width  # [B, height]
+    columns = _window(width, size[1], images, generator)
     columns = torch.where(_coin(images, generator)[:, None], columns.flip(1), columns)  # [B, width]
-    pixels = rows[:, :, None] * images.shape[-1] + columns[:, None, :]  # [B, *size]
-    pixels = pixels.flatten(1)[:, None].expand(-1, images.shape[1], -1)  # [B, C, height * width]
-    return images.flatten(2).gather(2, pixels).unflatten(2, size)
+    pixels = (rows[:, :, None] + columns[:, None, :]).flatten(1)  # [B, height * width]
+    return images.flatten(2).gather(2, pixels[:, None].expand(-1, images.shape[1], -1)).unflatten(2, size)
 
 
 def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
@@ -115,11 +114,12 @@ def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:
     return start[:, None] + inside
 
 
-def _reflected(length: int, count: int, images: Tensor, generator: Generator) -> Tensor:
+def _window(length: int, count: int, images: Tensor, generator: Generator) -> Tensor:
     """`count` neighbours at a random place of a padded axis, as the places in 0..length-1 they mirror: [B, count]."""
-    start = _integers(length + 2 * PADDING - count + 1, images, generator) - PADDING  # [B]
-    place = (start[:, None] + torch.arange(count, device=images.device)).abs()
-    return (length - 1) - ((length - 1) - place).abs()
+    starts = length + 2 * PADDING - count + 1
+    place = torch.arange(starts, device=images.device)[:, None] + torch.arange(count, device=images.device) - PADDING
+    windows = (length - 1) - ((length - 1) - place.abs()).abs()  # [starts, count]
+    return windows.index_select(0, _integers(starts, images, generator))
 
 
 def _coin(images: Tensor, generator: Generator) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 def decide(scores: Tensor, expert_predictions: Tensor, num_classes: int) -> Tensor:
     """a = argmax(theta) [B]: below K predict class a, otherwise ask expert a - K. An expert without an answer is never asked."""
-    absent = expert_predictions < 0  # [B, J]
-    experts = scores[:, num_classes:].masked_fill(absent, -torch.inf)  # [B, J]
-    return torch.cat([scores[:, :num_classes], experts], dim=1).argmax(dim=1)  # [B]
+    label = scores[:, :num_classes].max(dim=1)  # values and indices [B] each
+    expert = scores[:, num_classes:].masked_fill(expert_predictions < 0, -torch.inf).max(dim=1)
+    return torch.where(expert.values > label.values, num_classes + expert.indices, label.indices)  # [B]
 
 
 def evaluate(scores: Tensor, labels: Tensor, expert_predictions: Tensor, num_classes: int) -> dict[str, Any]:

@@ -12,19 +12,19 @@ from torch import Tensor
 
 def ce(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """phi(theta, k) = -log softmax(theta)_k over all K+J columns."""
-    log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
-    return -_taught(log_p, labels, weights)  # [B]
+    return F.cross_entropy(scores, _targets(scores, labels, weights), reduction="none")  # [B]
 
 
 def ova(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Binary cross-entropy with logits against [onehot(y), w], summed over the K+J columns."""
-    return F.softplus(scores).sum(dim=1) - _taught(scores, labels, weights)  # [B]
+    """Binary cross-entropy with logits, summed over the K+J columns."""
+    targets = _targets(scores, labels, weights)
+    return F.binary_cross_entropy_with_logits(scores, targets, reduction="none").sum(dim=1)  # [B]
 
 
-def _taught(columns: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """columns_y + sum_j w_j columns_{K+j}."""
-    experts = columns[:, columns.shape[1] - weights.shape[1] :]  # [B, J]
-    return columns.gather(1, labels[:, None]).squeeze(1) + (weights * experts).sum(dim=1)  # [B]
+def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """[onehot(y), w], [B, K+J]: both bases are linear in what a column is taught."""
+    zeros_then_weights = F.pad(weights, (scores.shape[1] - weights.shape[1], 0))
+    return zeros_then_weights.scatter(1, labels[:, None], 1.0)
 
 
 def ce_estimates(scores: Tensor, num_classes: int) -> Tensor:

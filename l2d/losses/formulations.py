@@ -1,7 +1,6 @@
 """Formulations: (expert_scores [B, J], correct [B, J]) -> weights w [B, J] of the expert columns."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -12,17 +11,19 @@ def vanilla(expert_scores: Tensor, correct: Tensor) -> Tensor:
 
 def picce(expert_scores: Tensor, correct: Tensor) -> Tensor:
     """w_j = 1 for the correct expert with the highest score: pick the confident and correct expert."""
-    confident = expert_scores.masked_fill(~correct, -torch.inf).argmax(dim=1)  # [B]
-    return _one_hot(confident, expert_scores) * correct  # [B, J]: all zero where no expert is correct
+    confident = torch.where(correct, expert_scores, -torch.inf).argmax(dim=1, keepdim=True)  # [B, 1]
+    return _where_correct(confident, expert_scores, correct)  # [B, J]: all zero where no expert is correct
 
 
 def pice(expert_scores: Tensor, correct: Tensor) -> Tensor:
     """w_j = 1 for the expert with the highest score if it is correct: the discontinuous ablation."""
-    return _one_hot(expert_scores.argmax(dim=1), expert_scores) * correct  # [B, J]
+    return _where_correct(expert_scores.argmax(dim=1, keepdim=True), expert_scores, correct)  # [B, J]
 
 
-def _one_hot(index: Tensor, like: Tensor) -> Tensor:
-    return F.one_hot(index, like.shape[1]).to(like.dtype)  # [B, J]
+def _where_correct(picked: Tensor, expert_scores: Tensor, correct: Tensor) -> Tensor:
+    """1 at the expert picked [B, 1] if that one is correct, 0 elsewhere."""
+    right = correct.gather(1, picked).to(expert_scores.dtype)  # [B, 1]
+    return torch.zeros_like(expert_scores).scatter(1, picked, right)  # [B, J]
 
 
 FORMULATIONS = {"vanilla": vanilla, "picce": picce, "pice": pice}

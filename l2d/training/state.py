@@ -2,6 +2,7 @@
 
 import math
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from l2d.config import fingerprint
+from l2d.config import fingerprint, plain
 from l2d.errors import UserError
 from l2d.tracking.record import RunFolder
 from l2d.training.checkpoint import NAMES, save_checkpoint
@@ -35,12 +36,12 @@ class TrainingState:
         stop: StopSignal,
     ):
         self.folder, self.model, self.optimizer, self.schedule = folder, model, optimizer, schedule
-        self.steps_per_epoch, self.settings = steps_per_epoch, settings
+        self.steps_per_epoch = steps_per_epoch
+        self.settings = SimpleNamespace(**plain(settings))  # asked several times a step, for which a config is too slow
         self.device, self.ranks, self.stop = device, ranks, stop
         self.scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
         self.epoch = self.step = self.skipped = 0
-        self.total = torch.zeros((), device=device.device)  # sum of the epoch's losses
-        self.finite = torch.zeros((), dtype=torch.int64, device=device.device)  # steps before the first bad loss
+        self.losses = torch.zeros(steps_per_epoch, device=device.device)  # of the epoch's steps
         self.saved, self.saved_epoch = time.monotonic(), 0
         # A device that works ahead is asked only at the log interval; the CPU has nothing to wait for.
         self.look_every = settings.log_every if device.device.type == "cuda" else 1
@@ -55,24 +56,25 @@ class TrainingState:
         return True
 
     def advance(self, loss: Tensor) -> None:
-        value = loss.detach()
-        self.total += value.nan_to_num(0, 0, 0) if self.settings.skip_nonfinite else value
-        self.finite += torch.isfinite(self.total)
+        self.losses[self.step] = loss.detach()
         self.step += 1
         if self.step % self.look_every == 0:
             self.mean_loss()
 
     def mean_loss(self) -> float:
-        """The epoch's mean so far, over all ranks; refuses to go on after a loss that was no number."""
-        total = self.ranks.mean(self.total.item())
+        """The epoch's mean so far, over all ranks; refuses to go on after a loss that was no number, unless it was skipped."""
+        losses = self.losses[: self.step]
+        if self.settings.skip_nonfinite:
+            losses = losses.nan_to_num(0, 0, 0)
+        total = self.ranks.mean(losses.sum().item())
         if not math.isfinite(total):
-            self._fail(-self.ranks.agree(-int(self.finite)) + 1)
+            good = int(losses.isfinite().long().cumprod(0).sum())  # steps before the first bad one
+            self._fail(-self.ranks.agree(-good) + 1)
         return total / max(self.step, 1)
 
     def next_epoch(self) -> None:
         self.epoch, self.step = self.epoch + 1, 0
-        self.total.zero_()
-        self.finite.zero_()
+        self.losses.zero_()
         if self.epoch == self.settings.epochs:
             return  # what is left is to write the result
         if self.settings.checkpoint_epochs and self.epoch - self.saved_epoch >= self.settings.checkpoint_epochs:
@@ -100,13 +102,12 @@ class TrainingState:
             "epoch": self.epoch,
             "step": self.step,
             "skipped": self.skipped,
-            "finite": self.finite,
             "rows": self.folder.rows,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "own": self.ranks.collect({"total": self.total.cpu(), "random": random_state(self.device.device)}),
+            "own": self.ranks.collect({"losses": self.losses.cpu(), "random": random_state(self.device.device)}),
         }
         if self.ranks.first:
             save_checkpoint(self.folder.path, state)
@@ -130,8 +131,7 @@ class TrainingState:
         self.epoch, self.step, self.skipped = state["epoch"], state["step"], state["skipped"]
         self.saved_epoch = self.epoch
         own = state["own"][self.ranks.rank]
-        self.total.copy_(own["total"])
-        self.finite.copy_(state["finite"])
+        self.losses.copy_(own["losses"])
         self.folder.rows[:] = state["rows"]
         restore_random_state(own["random"], self.device.device)
 

@@ -1,0 +1,208 @@
+"""How much of the bare model's speed is left in l2d-train: whole epochs of both, turn by turn, in one process.
+
+The bare loop is forward, cross-entropy over the K+J columns, backward and step on batches that lie ready as floats, in the
+same layout and with the same optimiser. l2d's epochs are those of `l2d-train`: resident bytes, crop and flip, the loss, the
+schedule, the display, metrics.csv, and whatever else happens between two epochs. A tracker hands over from one to the other.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+from measure import Row, alternated, main, seconds
+from torch import Tensor, nn
+
+from l2d.config import build, config_dir, register_resolvers
+from l2d.data import Dataset, Split
+from l2d.evaluation import evaluate
+from l2d.tracking.trackers import FilesOnly
+from l2d.train import batches, load_dataset, load_panel, memory_format, run, scored
+from l2d.training.device import Device
+from l2d.training.ranks import Ranks
+
+K, J, BATCH = 100, 20, 128
+WRN = ("backbone=wrn28", "backbone.depth=16", "backbone.width=2")
+MLP = ("backbone=mlp", "backbone.hidden=64", "backbone.layers=1")
+
+
+def random_images(name: str, num_train: int, num_test: int) -> Dataset:
+    """As large as CIFAR-100's, in bytes, with the group that the `animal` experts want."""
+    rng = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=rng)
+        return Split(images, torch.randint(K, (count,), generator=rng))
+
+    names, groups = [str(k) for k in range(K)], {"animal": list(range(50))}
+    mean, std = (0.5,) * 3, (0.25,) * 3
+    return Dataset(
+        name, names, split(num_train), split(num_test), (3, 32, 32), groups, augment="crop_flip", mean=mean, std=std
+    )
+
+
+class Bare:
+    """The loop without a framework."""
+
+    def __init__(self, model: nn.Module, layout: torch.memory_format, train_steps: int, test_steps: int):
+        self.model, self.layout = model.to(memory_format=layout), layout
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+        self.ready = [self._batch() for _ in range(max(train_steps, test_steps))]
+        self.train_steps, self.test_steps = train_steps, test_steps
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        images = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=self.layout)
+        return images, torch.randint(K, (BATCH,))
+
+    def train(self) -> None:
+        self.model.train()
+        for images, labels in self.ready[: self.train_steps]:
+            loss = F.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def test(self) -> None:
+        self.model.eval()
+        for images, _ in self.ready[: self.test_steps]:
+            self.model(images)
+
+
+class HandOver(FilesOnly):
+    """After every epoch of l2d it is the other's turn; what that takes is not l2d's time."""
+
+    other: Callable[[], object]
+    pairs: list[tuple[float, float]]
+
+    def start(self, name: str, config: dict, folder: Path) -> None:
+        HandOver.pairs, self.since = [], time.perf_counter()
+
+    def log(self, row: dict) -> None:
+        HandOver.pairs.append((time.perf_counter() - self.since, seconds(HandOver.other)))
+        self.since = time.perf_counter()
+
+
+def config(folder: str, *words: str):
+    """What l2d-train makes of these words."""
+    common = [
+        "dataset=cifar100", "dataset._target_=__main__.random_images", "~dataset.root", "~dataset.download",
+        "~dataset.verify", "experts=animal", f"experts.num={J}", "loss=picce_ce", "trainer.device=cpu",
+        f"trainer.batch_size={BATCH}", f"output_dir={folder}", "verbose=false",
+    ]  # fmt: skip
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("train", overrides=[*common, *words])
+
+
+def sizes(train_steps: int, test_steps: int) -> tuple[str, ...]:
+    return f"+dataset.num_train={train_steps * BATCH}", f"+dataset.num_test={test_steps * BATCH}"
+
+
+def share_of_bare(name: str, target: str, backbone: tuple, train_steps: int, test_steps: int, repeats: int) -> Row:
+    """Bare time / l2d's time, epoch by epoch; with test steps each side also scores a test set every epoch."""
+    words = (
+        *backbone,
+        *sizes(train_steps, test_steps or 1),
+        f"trainer.epochs={repeats + 2}",
+        "logger._target_=__main__.HandOver",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = config(folder, *words, *(["trainer.eval_every=1"] if test_steps else []))
+        model = build(cfg, "backbone", num_outputs=K + J, image_shape=(3, 32, 32))
+        bare = Bare(model, memory_format(cfg, model), train_steps, test_steps)
+        HandOver.other = lambda: (bare.train(), bare.test())
+        run(cfg)
+    pairs = HandOver.pairs[1:-1]  # the first has the start of everything in it, the last the final evaluation
+    ours, theirs = (train_steps * BATCH / sorted(side)[len(side) // 2] for side in zip(*pairs, strict=True))
+    note = f"{ours:,.0f} of {theirs:,.0f} training images/s"
+    return Row(name, [other / own for own, other in pairs], target, note)
+
+
+def evaluation_share(repeats: int) -> Row:
+    """Scores of a test set and all metrics of them, against the bare forward passes."""
+    steps = 80
+    cfg = config("unused", *MLP, *sizes(1, steps))
+    dataset, device, ranks = load_dataset(cfg), Device.choose("cpu", "float32"), Ranks()
+    model = build(cfg, "backbone", num_outputs=K + J, image_shape=(3, 32, 32))
+    loader = batches(cfg, dataset, load_panel(cfg, dataset), "test", device, memory_format(cfg, model), ranks)
+    bare = Bare(model, memory_format(cfg, model), 0, steps)
+    pairs = alternated(lambda: evaluate(*scored(model, loader, device, ranks), K), bare.test, repeats)
+    return Row("evaluation, MLP 3072-64, J=20 / bare forward passes", [b / a for a, b in pairs], ">= 0.60")
+
+
+def checkpoint_share(repeats: int) -> Row:
+    """The pause for a checkpoint of the largest of the paper's models, in percent of the interval between two."""
+    from l2d.training.checkpoint import save_checkpoint
+
+    cfg = config("unused", *sizes(1, 1), "backbone=resnet18")
+    model = build(cfg, "backbone", num_outputs=1000 + J, image_shape=(3, 224, 224))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "fingerprint": "0"}
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        taken = [seconds(lambda: save_checkpoint(Path(folder), state)) for _ in range(repeats)]
+    interval = 60 * cfg.trainer.checkpoint_minutes
+    note = f"{sorted(taken)[len(taken) // 2]:.2f} s every {interval:.0f} s"
+    return Row("checkpoint of ResNet-18 / default interval", [100 * t / interval for t in taken], "<= 2", note, " %")
+
+
+PEAK = """
+import resource, sys
+sys.path.insert(0, {here!r})
+{code}
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+OURS = "import __main__, train; __main__.random_images = train.random_images; train.run(train.config({folder!r}, *{words!r}))"
+THEIRS = """
+import timm, torch
+import l2d.models.registry
+import l2d.models.wide_resnet
+from train import BATCH, Bare, J, K
+bare = Bare(timm.create_model("wrn28", num_classes=K + J, depth=16, width=2), torch.channels_last, 4, 4)
+bare.train(); bare.test()
+"""
+
+
+def peak_memory(repeats: int) -> Row:
+    """A run on 50,000 + 10,000 resident images, against those bytes and the bare loop in a process of its own."""
+    dataset = 60_000 * 3 * 32 * 32
+    words = (*WRN, "+dataset.num_train=50000", "+dataset.num_test=10000", "trainer.epochs=1")
+    ratios, note = [], ""
+    for _ in range(min(repeats, 2)):  # memory hardly varies
+        with tempfile.TemporaryDirectory() as folder:
+            ours, theirs = (
+                _peak(PEAK.format(here=str(Path(__file__).parent), code=code.format(folder=folder, words=words)))
+                for code in (OURS, THEIRS)
+            )
+        ratios.append(ours / (dataset + theirs))
+        note = f"{ours / 1e6:,.0f} MB of {dataset / 1e6:,.0f} + {theirs / 1e6:,.0f} MB"
+    return Row("peak memory, resident CIFAR-100 / dataset + bare loop", ratios, "<= 1.15", note)
+
+
+def _peak(code: str) -> int:
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return json.loads(out.splitlines()[-1])
+
+
+def measure(repeats: int) -> list[Row]:
+    register_resolvers()
+    return [
+        share_of_bare("training, WRN-16-2 / bare loop", ">= 0.97", WRN, 20, 0, repeats),
+        share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 20, 10, repeats),
+        share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats),
+        evaluation_share(2 * repeats),
+        checkpoint_share(repeats),
+        peak_memory(repeats),
+    ]
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)
