@@ -4,22 +4,17 @@ Both sides end in normalised float32 batches in memory, from the same images, ea
 the same number of worker processes where they have any. Epochs of the two sides alternate; the ratio is the median over the repeats.
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
-import time
 import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+from measure import Row, alternated, main, seconds
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
@@ -84,47 +79,37 @@ def theirs(dataset: TorchDataset, batch: int) -> Callable[[int], Iterable]:
     return lambda epoch: loader
 
 
-def images_per_second(epoch: Callable[[int], Iterable], number: int) -> float:
-    started = time.perf_counter()
-    count = sum(len(batch[0]) for batch in epoch(number))
-    return count / (time.perf_counter() - started)
+def compare(name: str, target: str, ours: Callable, theirs: Callable, repeats: int) -> Row:
+    """Images per second of both, epoch by epoch."""
+    count = sum(len(batch[0]) for batch in ours(0))  # the same for both
+    pairs = alternated(lambda: deque(ours(1), maxlen=0), lambda: deque(theirs(1), maxlen=0), repeats)
+    fast, slow = (count / statistics.median(side) for side in zip(*pairs, strict=True))
+    return Row(name, [b / a for a, b in pairs], target, f"{fast:,.0f} and {slow:,.0f} images/s")
 
 
-def compare(name: str, target: float | None, ours: Callable, theirs: Callable, repeats: int) -> dict:
-    """Alternate epochs of the two, after one of each that is not counted."""
-    speeds = [(images_per_second(ours, e), images_per_second(theirs, e)) for e in range(repeats + 1)][1:]
-    ratios = sorted(a / b for a, b in speeds)
-    fast, slow = (statistics.median(side) for side in zip(*speeds, strict=True))
-    return {
-        "name": name, "l2d_images_per_second": fast, "baseline_images_per_second": slow,
-        "ratio": statistics.median(ratios), "lowest_ratio": ratios[0], "highest_ratio": ratios[-1], "target": target,
-    }  # fmt: skip
-
-
-def expert_simulation(repeats: int) -> dict:
+def expert_simulation(repeats: int) -> list[Row]:
     """Twenty experts for every image of ImageNet: seconds, and the most memory that was in use at once."""
     rng = np.random.default_rng(0)
     matrix, labels = rng.random((20, 1000)), rng.integers(0, 1000, 1_281_167)
-    seconds = []
-    for repeat in range(repeats):
-        started = time.perf_counter()
-        simulate(matrix, labels, seed=repeat)
-        seconds.append(time.perf_counter() - started)
+    taken = [seconds(lambda: simulate(matrix, labels, seed=0)) for _ in range(repeats)]
     tracemalloc.start()
     simulate(matrix, labels, seed=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return {
-        "name": "20 experts for 1,281,167 samples", "seconds": statistics.median(seconds), "most_seconds": max(seconds),
-        "peak_mb": peak / 1e6, "target_seconds": 2, "target_mb": 60,
-    }  # fmt: skip
+    name = "20 experts for 1,281,167 samples"
+    return [Row(name, taken, "<= 2", unit=" s"), Row(f"{name}, memory", [peak / 1e6], "<= 60", unit=" MB")]
 
 
-def measure(folder: Path, repeats: int) -> list[dict]:
+def measure(repeats: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [*loaders(Path(folder), repeats), *expert_simulation(repeats)]
+
+
+def loaders(folder: Path, repeats: int) -> list[Row]:
     small = torch.randint(0, 256, (20_000, 3, 32, 32), dtype=torch.uint8)
     rows = [
         compare(
-            "resident CIFAR crop + flip / per image, 2 workers", 6,
+            "resident CIFAR crop + flip / per image, 2 workers", ">= 6",
             ours(small, "crop_flip", 32, 128), theirs(PerImage(small, CIFAR_RECIPE), 128), repeats,
         )
     ]  # fmt: skip
@@ -134,44 +119,16 @@ def measure(folder: Path, repeats: int) -> list[dict]:
     kept = torch.from_numpy(np.stack(square)).repeat(8, 1, 1, 1).permute(0, 3, 1, 2)  # channels last, as in the cache
     resident = ours(kept, "random_resized_crop_flip", 224, 64)
     files = theirs(ImageFolder(folder / "square", IMAGENET_RECIPE), 64)
-    rows.append(compare("resident 224 px RandomResizedCrop / per image from files", 4, resident, files, repeats))
+    rows.append(compare("resident 224 px RandomResizedCrop / per image from files", ">= 4", resident, files, repeats))
     memory = theirs(PerImage(kept, IMAGENET_RECIPE), 64)
-    rows.append(compare("resident 224 px RandomResizedCrop / per image from memory", None, resident, memory, repeats))
+    rows.append(compare("resident 224 px RandomResizedCrop / per image from memory", "", resident, memory, repeats))
 
     paths = save(photographs(64, 375, 500), 12, folder / "photographs")  # 500 x 375: the usual size in ImageNet
     stream = ours(ImageFiles(folder / "photographs", paths, 256, WORKERS), "random_resized_crop_flip", 224, 64)
     plain = theirs(ImageFolder(folder / "photographs", IMAGENET_RECIPE), 64)
-    rows.append(compare("stream / ImageFolder + DataLoader", 1.2, stream, plain, repeats))
+    rows.append(compare("stream / ImageFolder + DataLoader", ">= 1.2", stream, plain, repeats))
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = measure(Path(folder), options.repeats)
-    experts = expert_simulation(options.repeats)
-
-    table = Table("", "l2d", "baseline", "ratio", "lowest..highest", "target")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            f"{row['l2d_images_per_second']:,.0f}/s",
-            f"{row['baseline_images_per_second']:,.0f}/s",
-            f"{row['ratio']:.2f}",
-            f"{row['lowest_ratio']:.2f}..{row['highest_ratio']:.2f}",
-            f">= {row['target']}" if row["target"] else "",
-        )
-    table.add_row(
-        experts["name"], f"{experts['seconds']:.2f} s, {experts['peak_mb']:.0f} MB", "", "", "", "< 2 s, 60 MB"
-    )
-    Console(width=140).print(table)
-    if options.json:
-        machine = {"cores": os.cpu_count(), "torch": torch.__version__, "platform": platform.platform()}
-        options.json.write_text(json.dumps({"loaders": rows, "experts": experts, "machine": machine}, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(measure, __doc__)

@@ -23,6 +23,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import l2d.job
 import l2d.train  # noqa: F401  before any fork, so that a case starts at once
 from l2d import cli
 from l2d.config import config_dir

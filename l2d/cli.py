@@ -1,57 +1,41 @@
-"""The command line: Hydra around run(cfg), and errors as sentences. torch is imported only once a run starts."""
+"""l2d-train: its help at once, from the YAML files as they are; everything else through Hydra, which takes longer to load."""
 
-import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from textwrap import indent
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
-from l2d.config import config_dir, register_resolvers
-from l2d.errors import UserError, errors_as_sentences, sentence
-from l2d.sweep import plan
-from l2d.tracking.record import InUse, remove_if_empty
-
-# At import, because the workers of a parallel launcher need them too.
-register_resolvers()
-sys.path.append("")  # the current folder: a user's own modules, named by _target_
+from l2d.config import config_dir
 
 
 def train() -> None:
     """l2d-train."""
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print(help_text(Path(config_dir())))
+        return
+    from l2d.errors import errors_as_sentences
+    from l2d.job import job
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
     os.environ.pop("L2D_SWEEP", None)
     with errors_as_sentences():
-        _job()
+        job()
 
 
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
-def _job(cfg: DictConfig) -> dict[str, Any]:
-    if HydraConfig.get().mode == RunMode.RUN:
-        with errors_as_sentences():  # in here, because Hydra adds lines of its own to an exception that passes it
-            return _run(cfg)
-    try:
-        return {"metrics": _run(cfg)}
-    except InUse as error:
-        return {"in_use": sentence(error)}
-    except Exception as error:  # one cell: the sweep goes on, and tells at its end
-        if isinstance(error, UserError):
-            return {"error": sentence(error), "by_user": True}
-        logging.getLogger("l2d").exception("This cell failed.")
-        return {"error": f"{type(error).__name__}: {sentence(error)}", "by_user": False}
-
-
-def _run(cfg: DictConfig) -> dict[str, Any]:
-    if cfg.get("plan") is True:  # anything else that is not false is refused by the run
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        action, why = plan(folder, bool(cfg.get("force")))
-        remove_if_empty(folder)
-        print(f"{action:<8} {folder}  {why}")
-        return {}
-    from l2d.train import run
-
-    return run(cfg)
+def help_text(root: Path) -> str:
+    """Hydra's template for it, with the groups and the files of the defaults, comments and all."""
+    text = (root / "train.yaml").read_text()
+    main = OmegaConf.create(text)
+    groups = sorted(folder for folder in root.iterdir() if folder.is_dir() and folder.name != "hydra")
+    choices = [f"{group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
+    defaults = [next(iter(entry.items())) for entry in main.defaults if OmegaConf.is_dict(entry)]
+    chosen = {group: root / group / f"{option}.yaml" for group, option in defaults if option and "/" not in group}
+    parts = [f"{group}: # {file.stem}\n{indent(file.read_text(), '  ')}" for group, file in chosen.items()]
+    own = text.partition("_self_\n")[2].partition("\nhydra:")[0].strip()
+    filled = {"$APP_CONFIG_GROUPS": "\n".join(choices) + "\n", "$CONFIG": "".join(parts) + own}
+    help_ = main.hydra.help.template
+    for name, content in filled.items():
+        help_ = help_.replace(name, content)
+    return help_

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.types import HydraContext
 
 from l2d.config import choices
 from l2d.tracking.record import atomic_write, duration, headline, read_result
@@ -29,11 +31,14 @@ class CellSweeper(_BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         cells: dict[str, dict[str, Any]] = {}
+        composed: dict[tuple[str, ...], Any] = {}
         for batch in self.split_arguments(overrides, None):
             for words in batch:
                 cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
                 folder = str(Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute())
-                cells.setdefault(folder, {"folder": folder, "overrides": list(words), "choices": choices(cfg)})
+                if folder not in cells:
+                    cells[folder] = {"folder": folder, "overrides": list(words), "choices": choices(cfg)}
+                    composed[tuple(words)] = cfg
         force, output = bool(self.config.force), Path(self.config.hydra.sweep.dir)
         planned = [(cell, plan(Path(cell["folder"]), force)) for cell in cells.values()]
         if self.config.plan:
@@ -52,6 +57,9 @@ class CellSweeper(_BasicSweeper):
                 print(f"finished before  {Path(cell['folder']).name}  {why}")
             else:
                 todo.append(cell)
+        if isinstance(self.launcher, BasicLauncher):
+            loader: Any = _Composed(composed)
+            self.launcher.hydra_context = HydraContext(loader, self.hydra_context.callbacks)
         started = time.time()
         returns = self.launcher.launch([cell["overrides"] for cell in todo], initial_job_idx=0) if todo else []
         outcomes = [r._return_value for r in returns]
@@ -77,6 +85,16 @@ class CellSweeper(_BasicSweeper):
         if failures:
             sys.stdout.flush()
             sys.exit(2 if all(outcome["by_user"] for _, outcome in failures) else 1)
+
+
+class _Composed:
+    """The config loader of a launcher in this process: the plan has composed every cell already."""
+
+    def __init__(self, configs: dict[tuple[str, ...], Any]):
+        self.configs = configs
+
+    def load_sweep_config(self, master: Any, words: Sequence[str]) -> Any:
+        return self.configs[tuple(words)]
 
 
 def plan(folder: Path, force: bool) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import sys
 import traceback
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.train", "torch._dynamo"])  # so that a child starts at once
+_CONTEXT.set_forkserver_preload(["l2d.job", "l2d.train", "torch._dynamo"])  # so that a child starts at once
 
 
 def start(*arguments: str, output: str = "output.txt", limit: tuple | None = None, **environment: str):
@@ -27,7 +27,7 @@ def _run(arguments, folder, output, limit, environment) -> None:
     code = 70
     try:
         os.chdir(folder)
-        sys.path.append("")  # as l2d.cli does where it is imported; the server gave this process the test's own path
+        sys.path.append("")  # as l2d.job does where it is imported; the server gave this process the test's own path
         os.environ.clear()
         os.environ.update(environment)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

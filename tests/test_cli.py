@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 TINY = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2")
 REPOSITORY = Path(__file__).parents[1]
@@ -277,3 +279,14 @@ def test_the_wheel_carries_the_configs_and_works_from_any_folder(tmp_path):
     done = subprocess.run(script, cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(list(elsewhere.glob("outputs/synthetic/*/result.json"))) == 1
+
+
+def test_help_shows_the_choices_and_the_defaults_as_hydra_composes_them(composed):
+    """Read from the files without Hydra; the same values as the composed config has."""
+    code = "import sys; sys.argv[1:] = ['--help']; from l2d.cli import train; train(); print('loaded', *sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said, _, loaded = out.rpartition("\nloaded ")
+    assert not {"torch", "hydra"} & set(loaded.split())
+    assert "loss: ce, ova, picce_ce, picce_ova, pice_ce, pice_ova" in said and "$" not in said.partition("defaults:")[0]
+    shown = yaml.safe_load(said.partition("the keys and their defaults:\n")[2])
+    assert shown == OmegaConf.to_container(composed(), resolve=False)

@@ -5,9 +5,9 @@ They hold no numbers, so this shows that nothing is left on the CPU, not what is
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-)
+from omegaconf import OmegaConf
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2d.data import Dataset, ResidentLoader, Split
 from l2d.data.augment import AUGMENTATIONS
@@ -15,9 +15,16 @@ from l2d.evaluation import decide
 from l2d.evaluation.metrics import tally
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
+from l2d.training.device import Device
+from l2d.training.loop import fit
+from l2d.training.ranks import Ranks
+from l2d.training.schedule import make_schedule
+from l2d.training.signals import StopSignal
+from l2d.training.state import TrainingState
 
 K, J, B = 4, 3, 6
 CUDA = torch.device("cuda")
+CPU = Device.choose("cpu", "float32")
 
 
 @pytest.fixture
@@ -117,3 +124,49 @@ def test_batches_come_from_the_device(fake, monkeypatch, train):
     images, labels, table = next(iter(loader.epoch(1)))
     assert {t.device.type for t in (images, labels, table)} == {"cuda"}
     assert (images.dtype, images.shape, table.shape) == (torch.float32, (4, 3, 8, 8), (4, J))
+
+
+class Waiting(TorchDispatchMode):
+    """Notes the step in which an operation needs a number from the device: item(), nonzero(), a mask as an index."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim")
+
+    def __init__(self, state: TrainingState):
+        super().__init__()
+        self.state, self.steps, self.operations = state, list[int](), 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.operations += 1
+        name = function.overloadpacket.__name__
+        indexed = arguments[1] if name in ("index", "index_put", "index_put_") else []
+        if name in self.NAMES or any(i is not None and i.dtype == torch.bool for i in indexed):
+            self.steps.append(self.state.step)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("look_every", "expected"), [(5, {5, 10, 12}), (1, set(range(1, 13)))])
+def test_a_step_waits_for_the_device_only_at_the_log_interval(formulation, base, look_every, expected):
+    """Every operation of 12 steps, from the crop to the bookkeeping, on the CPU but with the interval of a CUDA device."""
+    split = Split(torch.zeros(48, 3, 8, 8, dtype=torch.uint8), torch.arange(48) % K)
+    data = Dataset("x", ["c"] * K, split, split, (3, 8, 8), augment="crop_flip", mean=(0.5,) * 3, std=(0.5,) * 3)
+    loader = ResidentLoader(data, split, lambda epoch: torch.zeros(48, J, dtype=torch.int8), 4, CPU.device, train=True)
+    model = MLP(K + J, (3, 8, 8), 8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    settings = {
+        "epochs": 1,
+        "log_every": 5,
+        "clip_grad": 1.0,
+        "skip_nonfinite": 0,
+        "checkpoint_epochs": 0,
+        "checkpoint_minutes": 5,
+    }
+    schedule = make_schedule(optimizer, "cosine", len(loader), 1, 0)
+    state = TrainingState(None, model, optimizer, schedule, 12, OmegaConf.create(settings), CPU, Ranks(), StopSignal())
+    state.look_every = look_every
+    with Waiting(state) as waiting:
+        rows = fit(model, DeferralLoss(formulation, base, K), loader, state, lambda *step: None)
+        next(rows)
+    assert set(waiting.steps) == expected
+    assert waiting.operations > 12 * 20

@@ -60,7 +60,8 @@ def _worker() -> int:
 
 def seed_everything(seed: int, deterministic: bool) -> None:
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call alone imports torch's compiler
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
 

@@ -1,0 +1,112 @@
+"""What the losses cost: forward and backward at K=100, B=128, against F.cross_entropy on the same K+J columns.
+
+`loop` is what one writes first: a Python loop over the experts, vectorised over the samples.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from measure import Row, alternated, main
+from torch import Tensor
+
+from l2d.losses import DeferralLoss
+
+K, B, CALLS = 100, 128, 100  # calls in one measurement
+LOSSES = [(formulation, base) for formulation in ("vanilla", "picce") for base in ("ce", "ova")]
+
+
+def batch(num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, labels, and experts that are right in seven of ten cases."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(K, (B,), generator=rng)
+    right = torch.rand(B, num_experts, generator=rng) < 0.7
+    answers = torch.where(right, labels[:, None], (labels[:, None] + 1) % K).to(torch.int8)
+    return torch.randn(B, K + num_experts, generator=rng), labels, answers
+
+
+def loop(formulation: str, base: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The loss written expert by expert."""
+
+    def label_term(scores: Tensor, labels: Tensor) -> Tensor:
+        if base == "ce":
+            return F.cross_entropy(scores, labels, reduction="none")
+        targets = F.one_hot(labels, K).float()
+        return F.binary_cross_entropy_with_logits(scores[:, :K], targets, reduction="none").sum(dim=1)
+
+    def expert_term(scores: Tensor, j: int, taught: Tensor) -> Tensor:
+        if base == "ce":
+            return taught.float() * F.cross_entropy(scores, torch.full((len(scores),), K + j), reduction="none")
+        return F.binary_cross_entropy_with_logits(scores[:, K + j], taught.float(), reduction="none")
+
+    def loss(scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
+        total, experts = label_term(scores, labels), range(answers.shape[1])
+        taught = [answers[:, j] == labels for j in experts]  # vanilla: every expert that is correct
+        if formulation == "picce":
+            best, picked = torch.full((len(scores),), -torch.inf), torch.full((len(scores),), -1)
+            for j in experts:
+                better = taught[j] & (scores[:, K + j].detach() > best)
+                best, picked = torch.where(better, scores[:, K + j].detach(), best), torch.where(better, j, picked)
+            taught = [picked == j for j in experts]
+        for j in experts:
+            total = total + expert_term(scores, j, taught[j])
+        return total.mean()
+
+    return loss
+
+
+def stepping(loss: Callable[..., Tensor], scores: Tensor, *targets: Tensor) -> Callable[[], None]:
+    """CALLS times forward and backward."""
+
+    def step() -> None:
+        for _ in range(CALLS):
+            leaf = scores.detach().requires_grad_()
+            loss(leaf, *targets).backward()
+
+    return step
+
+
+def cross_entropy(scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
+    return F.cross_entropy(scores, labels)
+
+
+def ratio(name: str, target: str, ours: Callable, theirs: Callable, repeats: int, slower: bool = False) -> Row:
+    pairs = alternated(ours, theirs, repeats)
+    note = " and ".join(f"{1e3 * min(side) / CALLS:.3f}" for side in zip(*pairs, strict=True)) + " ms"
+    return Row(name, [b / a if slower else a / b for a, b in pairs], target, note)
+
+
+def measure(repeats: int) -> list[Row]:
+    warnings.filterwarnings("ignore", module="torch._inductor")  # advice about the machine, not about the loss
+    rows: list[Row] = []
+    at_20, at_1000 = batch(20), batch(1000)
+    plain = stepping(cross_entropy, *at_20)
+    for formulation, base in LOSSES:
+        loss = DeferralLoss(formulation, base, K)
+        torch.testing.assert_close(loss(*at_20), loop(formulation, base)(*at_20))  # both compute the same
+        name, ours = f"{formulation} {base}", stepping(loss, *at_20)
+        rows += [
+            ratio(f"{name}, J=20 / cross_entropy", "<= 4.0", ours, plain, 3 * repeats),
+            ratio(
+                f"{name}, J=20, compiled / cross_entropy",
+                "<= 2.0",
+                stepping(torch.compile(loss, fullgraph=True), *at_20),
+                plain,
+                3 * repeats,
+            ),
+            ratio(f"{name}, J=1000 / J=20", f"<= {(K + 1000) / (K + 20):.2f}", stepping(loss, *at_1000), ours, repeats),
+            ratio(
+                f"loop over experts / {name}, J=20",
+                ">= 5",
+                ours,
+                stepping(loop(formulation, base), *at_20),
+                repeats,
+                slower=True,
+            ),
+        ]
+    return rows
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)
