@@ -50,7 +50,7 @@ def row(epoch, **more):
 
 
 def test_the_header_names_the_choices_as_they_are(capsys):
-    with Console(verbose=True).progress(FACTS, epochs=1, steps=1):
+    with Console(verbose=True).progress(FACTS, epochs=1, steps=1, batch_size=10):
         pass
     out = capsys.readouterr().out
     for said in ("dataset [bold]toy", "experts mixed", "loss picce_ce", "device cpu", "parameters 1,234,567"):
@@ -59,7 +59,7 @@ def test_the_header_names_the_choices_as_they_are(capsys):
 
 def test_plain_lines_come_at_most_once_a_second_and_tell_the_time_left(capsys, clock):
     console = Console(verbose=True)
-    with console.progress(FACTS, epochs=10, steps=4):
+    with console.progress(FACTS, epochs=10, steps=4, batch_size=10):
         for epoch, now in ((1, 102.0), (2, 102.5), (3, 104.0), (10, 200.0)):
             clock.now = now
             console.step(epoch - 1, 2, 1.0)
@@ -74,7 +74,7 @@ def test_plain_lines_come_at_most_once_a_second_and_tell_the_time_left(capsys, c
 
 def test_verbose_false_leaves_the_final_table_alone(capsys, clock, tmp_path):
     console = Console(verbose=False)
-    with console.progress(FACTS, epochs=2, steps=1):
+    with console.progress(FACTS, epochs=2, steps=1, batch_size=10):
         clock.now += 10
         console.epoch(row(1))
     assert capsys.readouterr().out == ""

@@ -81,7 +81,13 @@ def grid(tmp_path_factory):
     """Two jobs of one multirun with both trackers, W&B offline: (folders, the sweep's manifest, the home folder)."""
     home = tmp_path_factory.mktemp("grid")
     arguments = ["-m", "loss=ce,picce_ce", "experts.num=2", "logger=all", "logger.mode=offline", "output_dir=out"]
-    arguments += ["dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=3", "trainer.eval_every=1"]
+    arguments += [
+        "evaluation=full",
+        "dataset.num_train=256",
+        "dataset.num_test=200",
+        "trainer.epochs=3",
+        "trainer.eval_every=1",
+    ]
     command = [sys.executable, "-c", "from l2d.cli import train; train()", *arguments]
     env = os.environ | SECRETS | {"HOME": str(home), "OMP_NUM_THREADS": "1"}
     for name in [name for name in env if name.startswith("WANDB_") and name not in SECRETS]:
@@ -155,11 +161,24 @@ def test_a_wandb_run_ends_with_a_point_per_number_of_experts_who_was_asked_and_t
         assert final["final/num_experts"] == 2
         for key in ("system_error", "coverage", "classifier_accuracy"):
             assert final[f"final/{key}"] == result["metrics"][key]
-        (table,) = folder.glob("wandb/*run-[0-9]*/files/media/table/*.json")
+        (table,) = folder.glob("wandb/*run-[0-9]*/files/media/table/deferral*.json")
         asked = {row[0]: row[3] for row in json.loads(table.read_text())["data"]}
         assert list(asked.values()) == result["metrics"]["deferred_to"]
         assert list(asked) == [expert["name"] for expert in result["experts"]]
         assert wandb["artifacts"]["result"] == {"result.json": folder / "result.json"}
+
+
+def test_a_wandb_run_of_a_full_evaluation_holds_the_reliability_diagrams(grid, tracked):
+    for folder, (wandb, _, result, _) in zip(grid[0], tracked, strict=True):
+        for who, bins in result["evaluation"]["calibration"].items():
+            (table,) = folder.glob(f"wandb/*run-[0-9]*/files/media/table/reliability/{who}*.json")
+            content = json.loads(table.read_text())
+            assert content["columns"] == ["confidence", "accuracy", "count"]
+            assert content["data"] == [
+                [c, a, n] for c, a, n in zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True) if n
+            ]
+            assert sum(row[2] for row in content["data"]) == 200  # every test sample is in one bin
+            assert wandb["summary"][f"ece/{who}"] == bins["ece"]
 
 
 def test_no_secret_is_written_and_no_list_of_what_the_machine_has(grid):

@@ -255,17 +255,21 @@ def test_bf16_autocast_trains_on_the_cpu():
     assert child.returncode == 0, child.stderr
 
 
-@pytest.mark.parametrize("loss", ["picce_ce", "ova"])
-def test_model_and_loss_compile_to_one_graph(composed, loss):
+@pytest.mark.parametrize(("backbone", "loss"), [("mlp", "picce_ce"), ("mlp", "ova"), ("wrn28", "picce_ova")])
+def test_model_and_loss_compile_to_one_graph(composed, backbone, loss):
     """No break in the graph, and the same value as without compiling."""
     from l2d.config import build
 
-    model, loss_fn = MLP(5, (3, 2, 2), 8, 1), build(composed(f"loss={loss}"), "loss", num_classes=3)
+    cfg = composed(
+        f"loss={loss}", f"backbone={backbone}", *["backbone.depth=10", "backbone.width=1"][: 2 * (backbone == "wrn28")]
+    )
+    model = build(cfg, "backbone", num_outputs=5, image_shape=(3, 8, 8)).eval()
+    loss_fn = build(cfg, "loss", num_classes=3)
 
     def step(images, labels, answers):
         return loss_fn(model(images), labels, answers)
 
-    case = (torch.randn(4, 3, 2, 2), torch.tensor([0, 1, 2, 0]), torch.tensor([[0, 1], [1, 1], [0, -1], [0, 0]]))
+    case = (torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]), torch.tensor([[0, 1], [1, 1], [0, -1], [0, 0]]))
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*case), step(*case))
 

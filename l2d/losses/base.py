@@ -23,8 +23,8 @@ def ova(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 
 def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """[onehot(y), w], [B, K+J]: both bases are linear in what a column is taught."""
-    zeros_then_weights = F.pad(weights, (scores.shape[1] - weights.shape[1], 0))
-    return zeros_then_weights.scatter(1, labels[:, None], 1.0)
+    targets = F.pad(weights, (scores.shape[1] - weights.shape[1], 0))  # zeros, then w
+    return targets.scatter_(1, labels[:, None], 1.0)
 
 
 def ce_estimates(scores: Tensor, num_classes: int) -> Tensor:

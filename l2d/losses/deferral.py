@@ -24,11 +24,13 @@ class DeferralLoss(nn.Module):
         self.num_classes = num_classes
 
     def forward(self, scores: Tensor, labels: Tensor, expert_predictions: Tensor) -> Tensor:
-        with torch.autocast(scores.device.type, enabled=False):
-            scores = scores.float()  # [B, K+J]
-            correct = expert_predictions == labels[:, None]  # [B, J]
-            weights = self.formulation(scores[:, self.num_classes :].detach(), correct)  # [B, J]
-            return self.base(scores, labels, weights).mean()
+        if torch.is_autocast_enabled(scores.device.type):
+            with torch.autocast(scores.device.type, enabled=False):
+                return self.forward(scores, labels, expert_predictions)
+        scores = scores.float()  # [B, K+J]
+        correct = expert_predictions == labels[:, None]  # [B, J]
+        weights = self.formulation(scores.detach()[:, self.num_classes :], correct)  # [B, J]
+        return self.base(scores, labels, weights).mean()
 
 
 def _named(choice: str | Callable, known: dict[str, Callable], what: str) -> Callable:

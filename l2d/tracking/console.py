@@ -24,8 +24,8 @@ class Console:
         self.first_row: tuple[float, int] | None = None  # when, and its epoch
 
     @contextmanager
-    def progress(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int = 0) -> Iterator[None]:
-        """Around the training; with a batch size the bar tells images/s inside an epoch too."""
+    def progress(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> Iterator[None]:
+        """Around the training."""
         self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
         self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
@@ -53,7 +53,7 @@ class Console:
         if not self.bar:
             return
         text, now = f"loss {loss:.4f}", time.monotonic()
-        if self.last_step and self.batch_size:
+        if self.last_step:
             before, last_step = self.last_step
             text += f"  {(step - last_step) * self.batch_size / max(now - before, 1e-9):,.0f} images/s"
         self.last_step = now, step

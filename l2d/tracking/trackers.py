@@ -148,7 +148,7 @@ class WandbTracker:
             logging.getLogger("l2d").info("W&B: upload this run with: %s", self._sync())
 
     def _log_outcome(self, result: dict[str, Any]) -> None:
-        """The last and the best metrics, a row for charts against the number of experts, who was asked, the files."""
+        """The last and the best metrics, a row for charts against the number of experts, who was asked, how far to trust it."""
         metrics = result["metrics"]
         self.run.summary.update(_scalars(metrics) | _best(self.folder / "metrics.csv"))
         columns = ["expert", "train_accuracy", "test_accuracy", "deferred_to"]
@@ -159,11 +159,23 @@ class WandbTracker:
         table = self.wandb.Table(columns=columns, data=rows)
         bars = self.wandb.plot.bar(table, "expert", "deferred_to", title="Deferred to each expert, % of the test set")
         final = {f"final/{key}": metrics[key] for key in HEADLINE}
-        self.run.log({"final/num_experts": len(rows), **final, "deferral": bars})
+        self.run.log({"final/num_experts": len(rows), **final, "deferral": bars, **self._reliability(result)})
         artifact = self.wandb.Artifact(f"result-{self.run.id}", type="result")
         for file in ("result.json", "model.pt") if self.weights else ("result.json",):
             artifact.add_file(str(self.folder / file), policy="immutable")  # where it is, without a copy
         self.run.log_artifact(artifact)
+
+    def _reliability(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Accuracy against confidence in bins, of the classifier and of the chosen expert; only evaluation=full knows them."""
+        diagrams = {}
+        for who, bins in ((result.get("evaluation") or {}).get("calibration") or {}).items():
+            columns = ["confidence", "accuracy", "count"]
+            rows = [list(row) for row in zip(*(bins[column] for column in columns), strict=True) if row[2]]
+            title = f"Reliability of the {who}, %" + ("" if bins["ece"] is None else f" (ECE {bins['ece']:.1f})")
+            table = self.wandb.Table(columns=columns, data=rows)
+            diagrams[f"reliability/{who}"] = self.wandb.plot.line(table, "confidence", "accuracy", title=title)
+            self.run.summary[f"ece/{who}"] = bins["ece"]
+        return diagrams
 
     def _try(self, action: Callable[[], None]) -> None:
         """W&B's failure is told, and ends the tracking, not the training."""
