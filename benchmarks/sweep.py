@@ -44,7 +44,7 @@ def measure(repeats: int) -> list[Row]:
             "12-cell multirun / 12 x the time that one cell reports",
             alone,
             "<= 1.10",
-            "both with the start of the process",
+            "the multirun with the start of its process",
         ),
         Row("12-cell multirun / the steps of its 12 cells alone", strict, "", "no start, no evaluation, no files"),
         Row("12-cell multirun / 12 commands", commands),
