@@ -23,9 +23,7 @@ FREE_KEYS = {
     "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
     "dataset": {"root", "workers", "cache", "download", "verify"},
 }
-
-
-NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}
+NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}  # null: none of it
 
 
 def config_dir() -> str:
@@ -144,6 +142,11 @@ def check(cfg: DictConfig) -> None:
         ("evaluation.curve_points", int, 2, None),
         ("evaluation.labels_shown", int, 1, None),
     ):
+        group, _, name = key.rpartition(".")
+        if group == "trainer" and OmegaConf.is_dict(cfg.get(group)) and name not in cfg[group]:
+            raise UserError(
+                f"{key} was taken out and is needed; leave it in{', or set it to null' if key in NULLABLE else ''}."
+            )
         value = OmegaConf.select(cfg, key)
         if value is None and (key in NULLABLE or (key.startswith("evaluation.") and not cfg.evaluation._target_)):
             continue

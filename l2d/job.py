@@ -37,12 +37,14 @@ def job(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _run(cfg: DictConfig) -> dict[str, Any]:
-    if cfg.get("plan") is True:  # anything else that is not false is refused by the run
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        action, why = plan(folder, bool(cfg.get("force")))
-        remove_if_empty(folder)
-        print(f"{action:<8} {folder}  {why}")
-        return {}
-    from l2d.train import run
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        if cfg.get("plan") is True:  # anything else that is not false is refused by the run
+            action, why = plan(folder, bool(cfg.get("force")))
+            print(f"{action:<8} {folder}  {why}")
+            return {}
+        from l2d.train import run
 
-    return run(cfg)
+        return run(cfg)
+    finally:
+        remove_if_empty(folder)  # Hydra made it, whatever became of the run

@@ -120,6 +120,8 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["trainer.epochs=0"], "trainer.epochs=0"),
         (["trainer.epochs=many"], "whole number"),
         (["optim.lr=nan"], "optim.lr"),
+        (["plan=${oc.env:NOWHERE}"], "NOWHERE"),
+        (["~trainer.checkpoint_minutes"], "trainer.checkpoint_minutes was taken out and is needed"),
         (["optim.schedule=steps"], "cosine or constant"),
         (["optim=adamw", "+optim.betas=[0.5]"], "must be a list of 2 (a finite number, a finite number)."),
         (["hydra/job_logging=disabled", "seed=-1"], "seed=-1"),

@@ -433,6 +433,14 @@ def test_the_dashboards_dry_run_prints_it_and_needs_no_network(capsys, monkeypat
     assert "ENTITY/PROJECT" in capsys.readouterr().err
 
 
+def test_a_dashboard_that_wandb_does_not_take_is_a_sentence(tmp_path):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    command = [sys.executable, "-m", "l2d.tracking.dashboard", "me/l2d"]
+    done = subprocess.run(command, env=clean | {"HOME": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "No API key configured" in done.stderr and done.stderr.rstrip().endswith("--dry-run shows it without W&B.")
+
+
 def test_the_agents_command_for_the_sweep_file_is_one_that_hydra_takes(composed):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 

@@ -68,9 +68,13 @@ def main() -> None:
         view = workspace(entity, project, arguments.dataset)
         if arguments.dry_run:
             print(json.dumps(specification(view), indent=2))
-        else:
+            return
+        try:
             view.save()
-            print(view.url)
+        except Exception as error:  # no key, no network, no such project: W&B has a class for each, and its client more
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise UserError(f"W&B does not take the dashboard ({reason}); --dry-run shows it without W&B.") from error
+        print(view.url)
 
 
 if __name__ == "__main__":
