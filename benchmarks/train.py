@@ -195,7 +195,7 @@ def measure(repeats: int) -> list[Row]:
         share_of_bare("training, WRN-16-2 / bare loop", ">= 0.97", WRN, 8, 0, 3 * repeats),
         share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 8, 4, 3 * repeats),
         share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats),
-        evaluation_share(2 * repeats),
+        evaluation_share(10 * repeats),
         checkpoint_share(repeats),
         peak_memory(),
     ]
