@@ -169,7 +169,9 @@ def _kind(annotation: Any) -> str:
     """A type hint in words."""
     parts = get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(map(_kind, [part for part in parts if part in _KINDS] or parts))  # YAML has no tensors
+        return " or ".join(
+            map(_kind, [part for part in parts if (get_origin(part) or part) in _KINDS] or parts)
+        )  # YAML has no tensors
     if get_origin(annotation) is tuple and Ellipsis not in parts:
         return f"a list of {len(parts)} ({', '.join(map(_kind, parts))})"
     return _KINDS.get(get_origin(annotation) or annotation, str(annotation))

@@ -7,7 +7,7 @@ import sys
 import traceback
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["l2d.job", "l2d.train", "torch._dynamo"])  # so that a child starts at once
+_CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.job", "l2d.train", "torch._dynamo"])  # so that a child starts at once
 
 
 def start(*arguments: str, output: str = "output.txt", limit: tuple | None = None, **environment: str):
