@@ -20,11 +20,13 @@ from measure import Row, alternated, main, seconds
 from torch import Tensor, nn
 
 from l2d.config import build, config_dir, register_resolvers
-from l2d.data import Dataset, Split
+from l2d.data import Batch, Dataset, Split
 from l2d.evaluation import evaluate
+from l2d.evaluation.underfitting import underfitting
 from l2d.tracking.trackers import FilesOnly
-from l2d.train import batches, load_dataset, load_panel, memory_format, run, scored
+from l2d.train import WATCHED, Outcome, batches, load_dataset, load_panel, memory_format, run, scored
 from l2d.training.device import Device
+from l2d.training.loop import score
 from l2d.training.ranks import Ranks
 
 K, J, BATCH = 100, 20, 128
@@ -136,6 +138,32 @@ def evaluation_share(repeats: int) -> Row:
     return Row("evaluation, MLP 3072-64, J=20 / bare forward passes", [b / a for a, b in pairs], ">= 0.60")
 
 
+def underfitting_share(repeats: int) -> Row:
+    """What evaluation=full adds to every epoch of the embedded default, in percent of the epoch's steps."""
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        cfg = compose("train")
+    dataset, device = load_dataset(cfg), Device.choose("cpu", "float32")
+    model = build(cfg, "backbone", num_outputs=dataset.num_classes + cfg.experts.num, image_shape=dataset.image_shape)
+    layout, loss = memory_format(cfg, model), build(cfg, "loss", num_classes=dataset.num_classes)
+    loader = batches(cfg, dataset, load_panel(cfg, dataset), "train", device, layout, Ranks())
+    optimizer = build(cfg, "optim", params=model.parameters(), fused=True)
+    watch = Batch(*(part[:WATCHED] for part in next(loader.epoch())))
+
+    def steps() -> None:
+        model.train()
+        for images, *targets in loader.epoch(1):
+            value = loss(model(images), *targets)
+            optimizer.zero_grad(set_to_none=True)
+            value.backward()
+            optimizer.step()
+
+    def look() -> None:
+        underfitting(*Outcome(*score(model, watch, device)), dataset.num_classes, loss)
+
+    pairs = alternated(look, steps, repeats)
+    return Row("underfitting, looked at every epoch / its 31 steps", [100 * a / b for a, b in pairs], "<= 2", unit=" %")
+
+
 def checkpoint_share(repeats: int) -> Row:
     """The pause for a checkpoint of the largest of the paper's models, in percent of the interval between two."""
     from l2d.training.checkpoint import save_checkpoint
@@ -196,6 +224,7 @@ def measure(repeats: int) -> list[Row]:
         share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 8, 4, 3 * repeats),
         share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats),
         evaluation_share(10 * repeats),
+        underfitting_share(20 * repeats),
         checkpoint_share(repeats),
         peak_memory(),
     ]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from l2d.losses import DeferralLoss
 from l2d.losses.base import ESTIMATORS
 
 
@@ -18,19 +19,24 @@ def underfitting(
     label_margin: mean gap between the two most probable labels in the implied distribution;
     class_gradient_share: sum |d loss/d theta_k| over the class columns, of that over all columns.
     """
-    scores = scores.detach().float().requires_grad_()  # [B, K+J]
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(loss(scores, labels, expert_predictions), scores)  # [B, K+J]
-    scores, flow = scores.detach(), gradient.abs().sum(dim=0)  # [B, K+J], [K+J]
-    formulation, among = getattr(loss, "formulation", None), implied_distribution(scores, num_classes, loss)
-    aggregation = margin = None
+    scores = scores.detach().float()  # [B, K+J]
+    formulation = getattr(loss, "formulation", None)
+    aggregation = margin = weights = None
     if formulation is not None:
         weights = formulation(scores[:, num_classes:], expert_predictions == labels[:, None])  # [B, J]
-        aggregation = weights.sum(dim=1).mean().item()
+        aggregation = weights.sum().item() / len(labels)
+    with torch.enable_grad():
+        leaf = scores.clone().requires_grad_()
+        if type(loss) is DeferralLoss and weights is not None:  # the same, without finding the weights again
+            value = loss.base(leaf, labels, weights).mean()
+        else:
+            value = loss(leaf, labels, expert_predictions)
+        (gradient,) = torch.autograd.grad(value, leaf)  # [B, K+J]
+    flow, among = gradient.abs().sum(dim=0), implied_distribution(scores, num_classes, loss)  # [K+J], [B, K+J]
     if among is not None:
         first, second = among[:, :num_classes].topk(2).values.mean(dim=0).tolist()
         margin = 100 * (first - second)
-    part, whole = flow[:num_classes].sum().item(), flow.sum().item()
+    part, whole = sum(flow[:num_classes].tolist()), sum(flow.tolist())
     return {
         "expert_aggregation": aggregation,
         "label_margin": margin,
