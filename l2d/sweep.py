@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
@@ -17,9 +16,11 @@ from hydra.types import HydraContext
 from l2d.config import choices
 from l2d.tracking.record import atomic_write, duration, headline, read_result
 
-# Hydra looks its default sweeper up by this name, and ours takes that place: no plugin package, no key to choose it by.
-_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-_BasicSweeper: Any = Plugins.instance().class_name_to_class[_BASIC]
+# The classes that Hydra itself has loaded: an import would give others of the same names.
+_PLUGINS: dict[str, Any] = Plugins.instance().class_name_to_class
+_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+_BasicSweeper: Any = _PLUGINS[_SWEEPER]
+_BasicLauncher: Any = _PLUGINS["hydra._internal.core_plugins.basic_launcher.BasicLauncher"]
 MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
 
 
@@ -41,6 +42,8 @@ class CellSweeper(_BasicSweeper):
                     composed[tuple(words)] = cfg
         force, output = bool(self.config.force), Path(self.config.hydra.sweep.dir)
         planned = [(cell, plan(Path(cell["folder"]), force)) for cell in cells.values()]
+        for cell, (action, _) in planned:
+            cell["skipped"] = action == "skip"
         if self.config.plan:
             for cell, (action, why) in planned:
                 print(f"{action:<8} {cell['folder']}  {why}")
@@ -52,12 +55,12 @@ class CellSweeper(_BasicSweeper):
         manifest = write_manifest(output, list(cells.values()))
         os.environ["L2D_SWEEP"] = str(manifest)
         todo = []
-        for cell, (action, why) in planned:
-            if action == "skip":
+        for cell, (_, why) in planned:
+            if cell["skipped"]:
                 print(f"finished before  {Path(cell['folder']).name}  {why}")
             else:
                 todo.append(cell)
-        if isinstance(self.launcher, BasicLauncher):
+        if isinstance(self.launcher, _BasicLauncher):
             loader: Any = _Composed(composed)
             self.launcher.hydra_context = HydraContext(loader, self.hydra_context.callbacks)
         started = time.time()
@@ -124,4 +127,5 @@ def _count(items: Any) -> dict[str, int]:
     return counts
 
 
-Plugins.instance().class_name_to_class[_BASIC] = CellSweeper
+# Hydra looks its default sweeper up by this name, and ours takes that place: no plugin package, no key to choose it by.
+_PLUGINS[_SWEEPER] = CellSweeper

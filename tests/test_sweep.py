@@ -61,6 +61,27 @@ def test_a_killed_sweep_leaves_finished_cells_alone_and_ends_as_if_never_killed(
     assert all(path.stat().st_mtime_ns == moment for path, moment in before.items() if path.parent.name in finished)
 
 
+COUNTED = """
+import sys
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from l2d import cli
+
+compose, composed = ConfigLoaderImpl.load_sweep_config, []
+ConfigLoaderImpl.load_sweep_config = lambda *given: composed.append(given) or compose(*given)
+cli.train()
+print("composed", len(composed))
+"""
+
+
+def test_a_cell_is_composed_once_and_what_is_done_again_counts_as_not_done_yet(tmp_path):
+    command = [sys.executable, "-c", COUNTED, "-m", *TINY, "trainer.epochs=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "composed 4\n" in done.stdout, done.stdout + done.stderr
+    again = sweep(tmp_path, "trainer.epochs=1", "force=true", "experts.num=3,5")
+    counts = [line.split("]")[0].split(",")[0] for line in again.stdout.splitlines() if line.startswith("[")]
+    assert counts == ["[1 of 4", "[2 of 4", "[3 of 4", "[4 of 4"], again.stdout
+
+
 def test_two_processes_of_joblib_give_the_numbers_of_one(tmp_path, serial):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the joblib extra is not installed")
     done = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +90,7 @@ class RunFolder:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        self._write("metrics.csv", text.getvalue())
+        self._write("metrics.csv", text.getvalue(), durable=False)  # a checkpoint holds the rows too
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
         """result.json: the outcome, behind what was chosen and where it ran."""
@@ -100,8 +101,8 @@ class RunFolder:
     def write_weights(self, save: Callable[[BinaryIO], None]) -> None:
         atomic_write(self.path / "model.pt", save)
 
-    def _write(self, name: str, text: str) -> None:
-        atomic_write(self.path / name, lambda file: file.write(text.encode()))
+    def _write(self, name: str, text: str, durable: bool = True) -> None:
+        atomic_write(self.path / name, lambda file: file.write(text.encode()), durable)
 
     def _lock(self) -> None:
         """The kernel drops the lock when its process dies, so a stale one never blocks."""
@@ -142,7 +143,7 @@ class Spectator(RunFolder):
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
         self.facts = facts
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str, durable: bool = True) -> None:
         pass
 
     def write_weights(self, save: Callable[[BinaryIO], None]) -> None:
@@ -168,11 +169,17 @@ def sweep_progress() -> str:
         manifest = json.loads(Path(os.environ["L2D_SWEEP"]).read_text())
     except (KeyError, OSError, ValueError):
         return ""
-    results = [Path(cell["folder"]) / "result.json" for cell in manifest["cells"]]
-    ended = [r for r in results if (read_result(r.parent) or {"status": "running"})["status"] != "running"]
-    fresh = sum(result.stat().st_mtime >= manifest["started"] for result in ended)
-    left = (time.time() - manifest["started"]) / fresh * (len(results) - len(ended)) if fresh else None
-    return f"[{len(ended)} of {len(results)}" + (f", {duration(left)} left]" if left else "]")
+    todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
+    fresh = sum(_ended_since(folder, manifest["started"]) for folder in todo)
+    ended, total = len(manifest["cells"]) - len(todo) + fresh, len(manifest["cells"])
+    left = (time.time() - manifest["started"]) / fresh * (total - ended) if fresh else None
+    return f"[{ended} of {total}" + (f", {duration(left)} left]" if left else "]")
+
+
+def _ended_since(folder: Path, moment: float) -> bool:
+    """Whether a run there came to an end after this moment: an older result may be a failure that is tried again."""
+    result = read_result(folder)
+    return result is not None and result["status"] != "running" and (folder / "result.json").stat().st_mtime >= moment
 
 
 def duration(seconds: float) -> str:
@@ -181,14 +188,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def atomic_write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """The file appears under its name only when it is complete and on the disk."""
+def atomic_write(path: Path, write: Callable[[BinaryIO], Any], durable: bool = True) -> None:
+    """The file appears under its name only when it is complete, and on the disk unless it may be lost with the power."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); what was there before is whole.") from error
@@ -208,8 +216,9 @@ def remove_if_empty(folder: Path) -> None:
             return
 
 
+@cache
 def environment() -> dict[str, Any]:
-    """Versions and the commit of the code, so that a result can be repeated."""
+    """Versions and the commit of the code, so that a result can be repeated: as they were when this process loaded it."""
     packages = ("torch", "torchvision", "timm", "hydra-core", "omegaconf", "numpy", "pandas")
     versions = {"l2d": l2d.__version__, "python": platform.python_version()}
     for package in packages:
