@@ -30,13 +30,15 @@ EXPERTS = [{"name": name, "train_accuracy": 75.0, "test_accuracy": None} for nam
 def blocks(path: Path) -> Iterator[bytes]:
     """The records of a LevelDB log behind a header of 7 bytes: blocks of 32 KiB of (checksum, length, kind, bytes)."""
     data, position, record = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B"
+    assert data[:4] in (b":W&B", b"")  # empty: nothing is written yet
     while position + 7 <= len(data):
         room = 32768 - position % 32768
         if room < 7:
             position += room
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if position + 7 + length > len(data):
+            return  # still being written
         record += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -45,7 +47,15 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_wandb(path: Path) -> dict:
-    """W&B's run file through its own protobuf messages: run, config, history, summary, artifacts, exit code."""
+    """A whole run file of W&B, whose own process writes it and may be some milliseconds behind."""
+    deadline = time.monotonic() + 10
+    while (found := read_records(path))["exit_code"] is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def read_records(path: Path) -> dict:
+    """What is in it, through W&B's protobuf messages: run, config, history, summary, artifacts, exit code."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found: dict = {"config": {}, "history": [], "summary": {}, "artifacts": {}, "exit_code": None, "metrics": {}}
@@ -269,9 +279,6 @@ def test_a_run_that_is_cut_short_is_not_left_running(offline, tmp_path, error):
     with pytest.raises(type(error)):
         offline(error=error)
     (file,) = tmp_path.glob("*/wandb/*run-[0-9]*/run-*.wandb")
-    deadline = time.monotonic() + 10  # W&B's own process writes the last record
-    while read_wandb(file)["exit_code"] is None and time.monotonic() < deadline:
-        time.sleep(0.05)
     assert read_wandb(file)["exit_code"] == 1
 
 
