@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -51,12 +51,17 @@ def python(code: str) -> Callable[[], object]:
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def main(measure: Callable[[int], list[Row]], doc: str) -> None:
+def main(measure: Callable[[int], Iterable[Row]], doc: str) -> None:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write the numbers to a file in this folder")
     options = parser.parse_args()
-    rows = measure(options.repeats)
+    rows: list[Row] = []
+    for row in measure(options.repeats):
+        print(
+            f"{row.figure:8.3g}{row.unit}  {row.name}", file=sys.stderr, flush=True
+        )  # as it comes; the table at the end
+        rows.append(row)
 
     table = Table("", "median", "lowest..highest", "target", "", "")
     for row in rows:

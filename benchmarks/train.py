@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -199,17 +199,25 @@ bare.train(); bare.test()
 """
 
 
-def peak_memory() -> Row:
-    """A run on 50,000 + 10,000 resident images, against those bytes and the bare loop in a process of its own."""
+def peak_memory(repeats: int) -> Row:
+    """A run that keeps 50,000 + 10,000 images, against those bytes and the bare loop in a process of its own.
+
+    It trains on every tenth of them (the others are held back, and stay in memory all the same): enough steps for the
+    peak, and the copy of that tenth counts against us.
+    """
     dataset = 60_000 * 3 * 32 * 32
-    words = (*WRN, "+dataset.num_train=50000", "+dataset.num_test=10000", "trainer.epochs=1")
-    with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = (
-            _peak(PEAK.format(here=str(Path(__file__).parent), code=code.format(folder=folder, words=words)))
-            for code in (OURS, THEIRS)
-        )
-    note = f"{ours / 1e6:,.0f} MB of {dataset / 1e6:,.0f} + {theirs / 1e6:,.0f} MB, once"
-    return Row("peak memory, resident CIFAR-100 / dataset + bare loop", [ours / (dataset + theirs)], "<= 1.15", note)
+    sized = ("+dataset.num_train=50000", "+dataset.num_test=10000", "evaluation.holdout=0.9")
+    pairs = []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            words = (*WRN, *sized, "trainer.epochs=1")
+            here = str(Path(__file__).parent)
+            pairs.append(
+                [_peak(PEAK.format(here=here, code=code.format(folder=folder, words=words))) for code in (OURS, THEIRS)]
+            )
+    note = f"{pairs[0][0] / 1e6:,.0f} MB of {dataset / 1e6:,.0f} + {pairs[0][1] / 1e6:,.0f} MB"
+    ratios = [ours / (dataset + theirs) for ours, theirs in pairs]
+    return Row("peak memory, resident CIFAR-100 / dataset + bare loop", ratios, "<= 1.15", note)
 
 
 def _peak(code: str) -> int:
@@ -217,17 +225,15 @@ def _peak(code: str) -> int:
     return json.loads(out.splitlines()[-1])
 
 
-def measure(repeats: int) -> list[Row]:
+def measure(repeats: int) -> Iterator[Row]:
     register_resolvers()
-    return [
-        share_of_bare("training, WRN-16-2 / bare loop", ">= 0.97", WRN, 8, 0, 3 * repeats),
-        share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 8, 4, 3 * repeats),
-        share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats),
-        evaluation_share(10 * repeats),
-        underfitting_share(20 * repeats),
-        checkpoint_share(repeats),
-        peak_memory(),
-    ]
+    yield share_of_bare("training, WRN-16-2 / bare loop", ">= 0.97", WRN, 8, 0, 3 * repeats)
+    yield share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 8, 4, 3 * repeats)
+    yield share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats)
+    yield evaluation_share(10 * repeats)
+    yield underfitting_share(20 * repeats)
+    yield checkpoint_share(repeats)
+    yield peak_memory(min(repeats, 3))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2d.config import bind, build, check, choices, fingerprint, plain, run_name
@@ -93,6 +93,8 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     schedule = make_schedule(optimizer, cfg.optim.schedule, steps, epochs, cfg.optim.warmup_epochs)
     if cfg.trainer.compile:
         model.compile()
+        if isinstance(loss_fn, nn.Module):  # one's own may be a function
+            loss_fn.compile()
     forward = ranks.wrap(model, cfg.trainer.sync_batchnorm, device.device)
 
     facts = {
@@ -107,7 +109,8 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     }
     watch = None
     if cfg.evaluation._target_:
-        watch = Batch(*(part[:WATCHED] for part in next(train_batches.epoch())))
+        watched = train_batches.batch_size if cfg.trainer.compile else WATCHED  # a shape that is compiled anyway
+        watch = Batch(*(part[:watched] for part in next(train_batches.epoch())))
         bind(cfg, "evaluation", dict.fromkeys(OFFERED))  # refused now, not after the training
     with ending(tracker):
         with console.progress(facts, epochs, steps, cfg.trainer.batch_size):
@@ -152,7 +155,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     return result
 
 
-def scored(model: torch.nn.Module, loader: Loader, device: Device, ranks: Ranks) -> Outcome:
+def scored(model: nn.Module, loader: Loader, device: Device, ranks: Ranks) -> Outcome:
     """Of the whole split, on every rank."""
     return Outcome(*map(ranks.gather, predict(model, loader, device)))
 
@@ -224,7 +227,7 @@ def batches(
     )
 
 
-def memory_format(cfg: DictConfig, model: torch.nn.Module) -> torch.memory_format:
+def memory_format(cfg: DictConfig, model: nn.Module) -> torch.memory_format:
     """Channels last is for convolutions; a model without one would have to turn every image back."""
     convolves = any(p.dim() == 4 for p in model.parameters())
     return torch.channels_last if cfg.trainer.channels_last and convolves else torch.contiguous_format

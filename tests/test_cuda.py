@@ -3,10 +3,13 @@
 They hold no numbers, so this shows that nothing is left on the CPU, not what is computed.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2d.data import Dataset, ResidentLoader, Split
@@ -144,6 +147,21 @@ class Waiting(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
+class Fetching(TorchFunctionMode):
+    """Notes the step in which Python asks a tensor for its numbers, which the CPU gives without an operation."""
+
+    NAMES = ("cpu", "tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index__", "__array__")
+
+    def __init__(self, state: TrainingState):
+        super().__init__()
+        self.state, self.steps = state, list[int]()
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        if function.__name__ in self.NAMES:
+            self.steps.append(self.state.step)
+        return function(*arguments, **(keywords or {}))
+
+
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(("look_every", "expected"), [(5, {5, 10, 12}), (1, set(range(1, 13)))])
@@ -165,8 +183,19 @@ def test_a_step_waits_for_the_device_only_at_the_log_interval(formulation, base,
     schedule = make_schedule(optimizer, "cosine", len(loader), 1, 0)
     state = TrainingState(None, model, optimizer, schedule, 12, OmegaConf.create(settings), CPU, Ranks(), StopSignal())
     state.look_every = look_every
-    with Waiting(state) as waiting:
+    with Waiting(state) as waiting, Fetching(state) as fetching:
         rows = fit(model, DeferralLoss(formulation, base, K), loader, state, lambda *step: None)
         next(rows)
-    assert set(waiting.steps) == expected
+    assert set(waiting.steps) == set(fetching.steps) == expected
     assert waiting.operations > 12 * 20
+
+
+@pytest.mark.parametrize(
+    "ask", [torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, bool, float]
+)
+def test_a_tensor_that_is_asked_for_its_numbers_is_noticed(ask):
+    """So that the test above can fail."""
+    asked = torch.ones(())
+    with Fetching(SimpleNamespace(step=7)) as fetching:
+        ask(asked)
+    assert set(fetching.steps) == {7}

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from math import cos, pi
 
 import pytest
@@ -187,6 +188,14 @@ def test_predict_is_the_model_in_evaluation_mode_in_the_splits_order(problem):
     assert scores.dtype == torch.float32
 
 
+def test_every_batch_that_is_scored_has_the_same_shape(problem):
+    """60 samples in batches of 7: the last one is filled up, and what fills it is not among the scores."""
+    model, shapes = MLP(5, (3, 2, 2), 16, 1), []
+    model.register_forward_hook(lambda module, inputs, output: shapes.append(len(inputs[0])))
+    assert len(predict(model, problem(train=False, batch_size=7), CPU)[0]) == 60
+    assert shapes == [7] * 9
+
+
 def test_fit_trains_in_training_mode(problem):
     """Also after an evaluation in between: batch norm's statistics keep moving."""
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 5))
@@ -272,6 +281,33 @@ def test_model_and_loss_compile_to_one_graph(composed, backbone, loss):
     case = (torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]), torch.tensor([[0, 1], [1, 1], [0, -1], [0, 0]]))
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*case), step(*case))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces
+@pytest.mark.parametrize("evaluation", ["basic", "full"])
+def test_a_compiled_run_compiles_nothing_twice_and_ends_as_one_that_is_not(composed, tmp_path, monkeypatch, evaluation):
+    """The model in training and in evaluation, and the loss: three graphs, for 300 = 2 * 128 + 44 test samples too."""
+    from torch._dynamo.utils import counters
+
+    from l2d.train import run
+
+    static = []
+
+    def backend(graph, inputs):
+        static.append(not any(isinstance(given, torch.SymInt) for given in inputs))
+        return graph.forward
+
+    def metrics(folder: str, *more: str) -> dict:
+        small = ("dataset.num_train=1500", "dataset.num_test=300", "trainer.epochs=2", "trainer.eval_every=1")
+        rest = (f"evaluation={evaluation}", f"output_dir={tmp_path / folder}", "verbose=false", "trainer.device=cpu")
+        return run(composed(*small, *rest, *more))
+
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    assert metrics("compiled", "trainer.compile=true") == metrics("plain")
+    assert static == [True] * 3 and not counters["graph_break"]
+    torch._dynamo.reset()
 
 
 def test_a_whole_run_repeats_with_its_seed(composed, tmp_path):

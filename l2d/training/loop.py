@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2d.data.loader import Batch, Loader
@@ -55,13 +56,16 @@ def fit(
 
 def predict(model: nn.Module, loader: Loader, device: Device) -> tuple[Tensor, ...]:
     """Scores [N, K+J] of a whole split, in float32, and behind them the targets that came with its images."""
-    scored = [score(model, batch, device) for batch in loader.epoch()]
+    scored = [score(model, batch, device, loader.batch_size) for batch in loader.epoch()]
     return tuple(torch.cat(column) for column in zip(*scored, strict=True))
 
 
 @torch.no_grad()
-def score(model: nn.Module, batch: Batch, device: Device) -> tuple[Tensor, ...]:
-    """The same of one batch."""
+def score(model: nn.Module, batch: Batch, device: Device, rows: int = 0) -> tuple[Tensor, ...]:
+    """The same of one batch, filled up to `rows` images: a shape that comes only once is compiled or searched for once more."""
     images, *targets = batch
+    missing = max(rows - len(images), 0)
+    filled = F.pad(images, (0,) * 7 + (missing,)) if missing else images
     with device.autocast():
-        return (model.eval()(images).float(), *targets)
+        scores = model.eval()(filled)
+    return (scores[: len(images)].float(), *targets)
