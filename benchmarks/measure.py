@@ -46,6 +46,11 @@ def alternated(ours: Callable[[], object], theirs: Callable[[], object], repeats
     return [(seconds(ours), seconds(theirs)) for _ in range(repeats + 1)][1:]
 
 
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:#.3g}".rstrip(".")
+
+
 def python(code: str) -> Callable[[], object]:
     """A call that runs this code in a Python process of its own."""
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
@@ -66,8 +71,10 @@ def main(measure: Callable[[int], Iterable[Row]], doc: str) -> None:
     table = Table("", "median", "lowest..highest", "target", "", "")
     for row in rows:
         unit, verdict = row.unit, {None: "", True: "met", False: "[bold red]missed[/]"}[row.met]
-        spread = f"{min(row.values):.3g}..{max(row.values):.3g}"
-        table.add_row(row.name, f"{row.figure:.3g}{unit}", spread, row.target and row.target + unit, verdict, row.note)
+        spread = f"{number(min(row.values))}..{number(max(row.values))}"
+        table.add_row(
+            row.name, f"{number(row.figure)}{unit}", spread, row.target and row.target + unit, verdict, row.note
+        )
     Console(width=160).print(table)
     if options.json:
         from importlib.metadata import version

@@ -5,12 +5,13 @@ same layout and with the same optimiser. l2d's epochs are those of `l2d-train`: 
 schedule, the display, metrics.csv, and whatever else happens between two epochs. A tracker hands over from one to the other.
 """
 
-import json
+import io
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
@@ -119,7 +120,8 @@ def share_of_bare(name: str, target: str, backbone: tuple, train_steps: int, tes
         model = build(cfg, "backbone", num_outputs=K + J, image_shape=(3, 32, 32))
         bare = Bare(model, memory_format(cfg, model), train_steps, test_steps)
         HandOver.other = lambda: (bare.train(), bare.test())
-        run(cfg)
+        with redirect_stdout(io.StringIO()):
+            run(cfg)
     pairs = HandOver.pairs[1:-1]  # the first has the start of everything in it, the last the final evaluation
     ours, theirs = (train_steps * BATCH / sorted(side)[len(side) // 2] for side in zip(*pairs, strict=True))
     note = f"{ours:,.0f} of {theirs:,.0f} training images/s"
@@ -182,11 +184,12 @@ def checkpoint_share(repeats: int) -> Row:
     return Row("checkpoint of ResNet-18 / default interval", [100 * t / interval for t in taken], "<= 2", note, " %")
 
 
+# Of the process itself: what getrusage tells begins with the size of the process that it was forked from.
 PEAK = """
-import resource, sys
+import sys
 sys.path.insert(0, {here!r})
 {code}
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 OURS = "import __main__, train; __main__.random_images = train.random_images; train.run(train.config({folder!r}, *{words!r}))"
 THEIRS = """
@@ -222,7 +225,7 @@ def peak_memory(repeats: int) -> Row:
 
 def _peak(code: str) -> int:
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    return json.loads(out.splitlines()[-1])
+    return 1024 * int(out.splitlines()[-1])
 
 
 def measure(repeats: int) -> Iterator[Row]:

@@ -20,8 +20,8 @@ Evaluate trained weights again and write the metrics to evaluation.json beside t
   l2d-evaluate ckpt=outputs/synthetic/RUN
   l2d-evaluate ckpt=RUN/model.pt dataset=folder dataset.root=images experts=specialist experts.num=8
 
-The setting is the config.yaml beside the weights. dataset=... and experts=... replace that choice by another; any key
-of the setting can be given another value. Without such changes the metrics are those that training wrote."""
+The setting is the config.yaml beside the weights. dataset=..., experts=... and evaluation=full replace that choice by
+another; any key of the setting can be given another value. Without such changes the metrics are those that training wrote."""
 WEIGHTS = ("model.pt", "checkpoint.pt", "checkpoint.previous.pt")
 
 
@@ -83,6 +83,10 @@ def changed(saved: dict[str, Any], changes: list[str]) -> DictConfig:
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
     if "experts" in chosen and "num" in chosen["experts"]:
         chosen["experts"].num = saved["experts"].get("num")  # the weights have so many columns
+    if "evaluation" in chosen:
+        chosen["evaluation"].holdout = (saved.get("evaluation") or {}).get(
+            "holdout", 0
+        )  # what they were not trained on
     defaults = {str(key): value for key, value in composed.items()}  # for what the run did not know yet
     cfg = DictConfig(defaults | saved | chosen)
     if "pretrained" in cfg.backbone:
@@ -100,11 +104,9 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
     started = time.perf_counter()
     cfg = changed(saved, changes)
 
-    import torch
-
     from l2d import train
     from l2d.config import build
-    from l2d.evaluation import bayes_optimum, evaluate
+    from l2d.evaluation import evaluate
     from l2d.tracking.console import Console
     from l2d.training.device import Device, seed_everything
     from l2d.training.ranks import Ranks
@@ -135,11 +137,11 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
     if cfg.trainer.compile:
         model.compile()
     test_batches = train.batches(cfg, dataset, panel, "test", device, layout, ranks)
-    metrics = evaluate(*train.scored(model, test_batches, device, ranks), dataset.num_classes)
-    known = train.truth(dataset, panel)
+    loss_fn = build(cfg, "loss", num_classes=dataset.num_classes)
+    outcome = train.scored(model, test_batches, device, ranks)
     result = {
-        "metrics": metrics,
-        "bayes": bayes_optimum(known["eta"], torch.from_numpy(panel.matrix)) if known else None,
+        "metrics": evaluate(*outcome, dataset.num_classes),
+        **train.beyond_metrics(cfg, model, loss_fn, dataset, panel, outcome, device, layout, ranks),
         "weights": str(path),
         "changes": changes,
         "choices": choices(cfg),

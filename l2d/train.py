@@ -80,7 +80,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
 
     layout = memory_format(cfg, model)
     model = model.to(device.device, memory_format=layout)
-    trained, held_back = hold_out(len(dataset.train), cfg.evaluation.holdout, cfg.seed)
+    trained, _ = hold_out(len(dataset.train), cfg.evaluation.holdout, cfg.seed)
     train_batches = batches(cfg, dataset, panel, "train", device, layout, ranks, trained)
     test_batches = batches(cfg, dataset, panel, "test", device, layout, ranks)
     if train_batches.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -130,20 +130,13 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
                 console.epoch(row)
                 tracker.log(row)
 
-        full, known = None, truth(dataset, panel)
-        if cfg.evaluation._target_:
-            offered = {**outcome._asdict(), "loss": loss_fn, "num_classes": dataset.num_classes, **known}
-            if held_back is not None:
-                held = batches(cfg, dataset, panel, "train", device, layout, ranks, held_back, shuffled=False)
-                offered["held_out"] = scored(model, held, device, ranks)
-            full = build(cfg, "evaluation", **offered)
+        beyond = beyond_metrics(cfg, model, loss_fn, dataset, panel, outcome, device, layout, ranks)
         folder.write_weights(lambda file: torch.save(model.state_dict(), file))
         result = folder.write_result(
             {
                 "status": "finished",
                 "metrics": metrics,
-                "bayes": bayes_optimum(known["eta"], torch.from_numpy(panel.matrix)) if known else None,
-                "evaluation": full,
+                **beyond,
                 "seconds": time.perf_counter() - started,
                 "peak_memory_mb": device.peak_memory_mb(),
             }
@@ -158,6 +151,30 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
 def scored(model: nn.Module, loader: Loader, device: Device, ranks: Ranks) -> Outcome:
     """Of the whole split, on every rank."""
     return Outcome(*map(ranks.gather, predict(model, loader, device)))
+
+
+def beyond_metrics(
+    cfg: DictConfig,
+    model: nn.Module,
+    loss_fn: Any,
+    dataset: Dataset,
+    panel: ExpertPanel,
+    outcome: Outcome,
+    device: Device,
+    layout: torch.memory_format,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """The best achievable where the truth is known, and what the `evaluation` group adds; None stands for neither."""
+    known, full = truth(dataset, panel), None
+    if cfg.evaluation._target_:
+        offered = {**outcome._asdict(), "loss": loss_fn, "num_classes": dataset.num_classes, **known}
+        _, held_back = hold_out(len(dataset.train), cfg.evaluation.holdout, cfg.seed)
+        if held_back is not None:
+            held = batches(cfg, dataset, panel, "train", device, layout, ranks, held_back, shuffled=False)
+            offered["held_out"] = scored(model, held, device, ranks)
+        full = build(cfg, "evaluation", **offered)
+    best = bayes_optimum(known["eta"], torch.from_numpy(panel.matrix)) if known else None
+    return {"bayes": best, "evaluation": full}
 
 
 def restore(cfg: DictConfig, state: TrainingState) -> bool:

@@ -84,6 +84,23 @@ def test_without_changes_the_metrics_are_exactly_those_of_training(cli, folder, 
     assert [float(number) for number in ours.split()[-3:]] == [round(expected[key], 2) for key in header.split()]
 
 
+def test_the_full_evaluation_is_the_one_that_training_wrote(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["l2d-train", *SETTING, "evaluation=full"])
+    train()
+    (result,) = tmp_path.glob("outputs/*/*/result.json")
+    assert cli(f"ckpt={result.parent}")[0] == 0
+    then, now = (json.loads(result.with_name(name).read_text()) for name in ("result.json", "evaluation.json"))
+    assert now["evaluation"] == then["evaluation"] and now["evaluation"]["budget"]
+
+
+def test_weights_that_saw_all_data_are_evaluated_in_full_but_for_what_needs_unseen_data(folder, cli):
+    assert cli(f"ckpt={folder}", "evaluation=full")[0] == 0
+    full = json.loads((folder / "evaluation.json").read_text())["evaluation"]
+    assert full["budget"] is None
+    assert all(value is not None for key, value in full.items() if key != "budget")
+
+
 def test_a_checkpoint_is_evaluated_as_the_weights_in_it(cli, folder):
     weights = torch.load(folder / "model.pt", weights_only=True)
     setting = json.loads((folder / "result.json").read_text())["fingerprint"]

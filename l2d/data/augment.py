@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,11 @@ Augmentation = Callable[[Tensor, Size, Generator], Tensor]  # [B, C, H, W] -> [B
 
 def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
     """Pad by 4 (reflected), crop to size at a random place, flip half of them: the CIFAR recipe, in one gather."""
-    height, width = images.shape[-2:]
-    rows = _window(height, size[0], images, generator) * width  # [B, height]
-    columns = _window(width, size[1], images, generator)
-    columns = torch.where(_coin(images, generator)[:, None], columns.flip(1), columns)  # [B, width]
-    pixels = (rows[:, :, None] + columns[:, None, :]).flatten(1)  # [B, height * width]
+    rows, columns = _crops(tuple(images.shape[-2:]), size, images.device)
+    lefts = len(columns) // 2
+    top, left, mirrored = (_integers(high, images, generator) for high in (len(rows), lefts, 2))  # [B] each
+    row, column = rows.index_select(0, top), columns.index_select(0, left + lefts * mirrored)  # [B, height], [B, width]
+    pixels = (row[:, :, None] + column[:, None, :]).flatten(1)  # [B, height * width]
     return images.flatten(2).gather(2, pixels[:, None].expand(-1, images.shape[1], -1)).unflatten(2, size)
 
 
@@ -114,12 +115,19 @@ def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:
     return start[:, None] + inside
 
 
-def _window(length: int, count: int, images: Tensor, generator: Generator) -> Tensor:
-    """`count` neighbours at a random place of a padded axis, as the places in 0..length-1 they mirror: [B, count]."""
+@lru_cache(maxsize=8)
+def _crops(shape: Size, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where in a flattened image the rows [tops, height] of every crop begin, and its columns [2 * lefts, width]: as they
+    are, then mirrored."""
+    rows, columns = (_windows(length, count).to(device) for length, count in zip(shape, size, strict=True))
+    return rows * shape[1], torch.cat([columns, columns.flip(1)])
+
+
+def _windows(length: int, count: int) -> Tensor:
+    """All places of `count` neighbours on a padded axis, as the places in 0..length-1 they mirror: [starts, count]."""
     starts = length + 2 * PADDING - count + 1
-    place = torch.arange(starts, device=images.device)[:, None] + torch.arange(count, device=images.device) - PADDING
-    windows = (length - 1) - ((length - 1) - place.abs()).abs()  # [starts, count]
-    return windows.index_select(0, _integers(starts, images, generator))
+    place = torch.arange(starts)[:, None] + torch.arange(count) - PADDING
+    return (length - 1) - ((length - 1) - place.abs()).abs()
 
 
 def _coin(images: Tensor, generator: Generator) -> Tensor:

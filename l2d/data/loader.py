@@ -113,7 +113,7 @@ class SplitLoader:
             images = centre_crop(images, self.size)
         images = as_float(images, self.memory_format)
         if self.scale is not None:
-            images = images.mul_(self.scale).add_(self.shift)
+            images = torch.addcmul(self.shift, images, self.scale, out=images)
         return self.labelled(images, index)
 
     def seeded(self, epoch: int, step: int) -> torch.Generator:

@@ -1,6 +1,6 @@
 """Where a run computes, and in which precision."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import current_process
 
@@ -41,7 +41,7 @@ class Device:
 
     def autocast(self) -> AbstractContextManager:
         dtype = PRECISIONS[self.precision]
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not torch.float32)
+        return nullcontext() if dtype is torch.float32 else torch.autocast(self.device.type, dtype=dtype)
 
     def peak_memory_mb(self) -> float:
         """Of the GPU if the run is on one, else of the process."""
