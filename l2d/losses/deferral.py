@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from l2d.config import locate
@@ -24,10 +23,7 @@ class DeferralLoss(nn.Module):
         self.num_classes = num_classes
 
     def forward(self, scores: Tensor, labels: Tensor, expert_predictions: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(scores.device.type):
-            with torch.autocast(scores.device.type, enabled=False):
-                return self.forward(scores, labels, expert_predictions)
-        scores = scores.float()  # [B, K+J]
+        scores = scores.float()  # [B, K+J]; from here on autocast lowers nothing: no base needs a matrix product
         correct = expert_predictions == labels[:, None]  # [B, J]
         weights = self.formulation(scores.detach()[:, self.num_classes :], correct)  # [B, J]
         return self.base(scores, labels, weights).mean()

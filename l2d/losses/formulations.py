@@ -22,8 +22,7 @@ def pice(expert_scores: Tensor, correct: Tensor) -> Tensor:
 
 def _where_correct(picked: Tensor, expert_scores: Tensor, correct: Tensor) -> Tensor:
     """1 at the expert picked [B, 1] if that one is correct, 0 elsewhere."""
-    right = correct.gather(1, picked).to(expert_scores.dtype)  # [B, 1]
-    return torch.zeros_like(expert_scores).scatter_(1, picked, right)  # [B, J]
+    return torch.zeros_like(expert_scores).scatter_(1, picked, 1.0).mul_(correct)  # [B, J]
 
 
 FORMULATIONS = {"vanilla": vanilla, "picce": picce, "pice": pice}
