@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import check, choices, config_dir, fingerprint, register_resolvers
+from l2d.config import check, choices, config_dir, fingerprint, identity, register_resolvers
 from l2d.errors import UserError, errors_as_sentences
 from l2d.tracking.record import atomic_write, environment, read_result
 
@@ -95,6 +95,10 @@ def changed(saved: dict[str, Any], changes: list[str]) -> DictConfig:
     for change in parsed:
         if change not in groups:
             OmegaConf.update(cfg, change.key_or_group, change.value())
+    trained, asked = identity(DictConfig(saved)), identity(cfg)
+    same = all(trained.get(key) == asked[key] for key in ("dataset", "seed"))
+    # Held out is only what the weights are known not to have been trained on.
+    cfg.evaluation.holdout = (saved.get("evaluation") or {}).get("holdout", 0) if same else 0
     check(cfg)
     return cfg
 

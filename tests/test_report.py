@@ -14,7 +14,7 @@ from PIL import Image
 
 from l2d.errors import UserError
 from l2d.report import load_runs, paired_differences, summarize
-from l2d.report.cli import main
+from l2d.report.cli import main, write_report
 from l2d.report.figures import deferred_to, overview
 from l2d.report.render import finding, to_latex, to_markdown, to_text
 from l2d.report.statistics import t_quantile
@@ -373,6 +373,17 @@ def test_the_command_writes_everything_without_torch(outputs, tmp_path):
     cells = list(csv.DictReader((folder / "tables.csv").read_text().splitlines()))
     (one,) = (c for c in cells if (c["base"], c["num_experts"], c["method"]) == ("ce", "4", "vanilla"))
     assert float(one["system_error_difference"]) == pytest.approx(0.02)
+
+
+def test_a_report_leaves_no_figure_of_an_older_one_and_nothing_else_is_touched(tmp_path):
+    out, mine = tmp_path / "report", tmp_path / "report" / "figures" / "mine.png"
+    for experts in ("animal", "specialist"):
+        write_run(tmp_path / experts, "ce", 4, 0, (30.0, 60, 50), experts=experts)
+    write_report([str(tmp_path / "animal"), str(tmp_path / "specialist")], out)
+    mine.write_text("the user's own")
+    assert len(list(out.glob("figures/*/system_error.png"))) == 2
+    write_report([str(tmp_path / "specialist")], out)
+    assert [path.name for path in out.glob("figures/*-*")] == ["1-cifar100-specialist-experts"] and mine.exists()
 
 
 def test_only_failures_still_make_a_report(tmp_path, monkeypatch, capsys):

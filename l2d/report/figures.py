@@ -57,6 +57,8 @@ def draw_figures(runs: pd.DataFrame, cells: pd.DataFrame, out: Path) -> dict[str
     """Draw `overview` and, in figures/, each block's; return the PNGs of each block by its title."""
     curves, runs_of = dict(blocks(load_curves(runs))), dict(blocks(runs))
     drawn: dict[str, list[Path]] = {}
+    for before in (out / "figures").glob("[0-9]*-*/*.p[nd][gf]"):  # of a report whose blocks may have been others
+        before.unlink()
     with plt.rc_context(STYLE):
         if cells["n"].any():
             save(overview(cells), out / "overview")
@@ -73,6 +75,9 @@ def draw_figures(runs: pd.DataFrame, cells: pd.DataFrame, out: Path) -> dict[str
                     figures["underfitting"] = per_epoch(curves[title], losses_of(block), UNDERFITTING)
             folder = out / "figures" / slug(title, len(drawn))
             drawn[title] = [save(figure, folder / name) for name, figure in figures.items()]
+    for folder in (out / "figures").glob("[0-9]*-*"):
+        if not any(folder.iterdir()):
+            folder.rmdir()
     return drawn
 
 
