@@ -51,7 +51,7 @@ def measure(repeats: int) -> list[Row]:
             "<= 1.10",
             "the multirun with the start of its process",
         ),
-        Row("its 11 further cells / the time that they report", further, "<= 1.10", "without that start"),
+        Row("its 11 further cells / the time that they report", further, "", "what the sweep adds to a cell"),
         Row("12-cell multirun / the steps of its 12 cells alone", strict, "", "no start, no evaluation, no files"),
         Row("12-cell multirun / 12 commands", commands),
     ]
