@@ -61,6 +61,8 @@ def main(measure: Callable[[int], Iterable[Row]], doc: str) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="also write the numbers to a file in this folder")
     options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats} must be at least 1")
     rows: list[Row] = []
     for row in measure(options.repeats):
         print(

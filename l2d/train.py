@@ -97,16 +97,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
             loss_fn.compile()
     forward = ranks.wrap(model, cfg.trainer.sync_batchnorm, device.device)
 
-    facts = {
-        "choices": choices(cfg),
-        "seed": cfg.seed,
-        "device": str(device.device),
-        "precision": device.precision,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "experts": expert_facts(panel, dataset),
-        "ranks": ranks.count,
-        **environment(),
-    }
+    facts = run_facts(cfg, device, model, panel, dataset, ranks)
     watch = None
     if cfg.evaluation._target_:
         watched = train_batches.batch_size if cfg.trainer.compile else WATCHED  # a shape that is compiled anyway
@@ -263,6 +254,22 @@ def truth(dataset: Dataset, panel: ExpertPanel) -> dict[str, Tensor]:
         return {}
     eta = dataset.posterior(dataset.test.images)  # [N, K]
     return {"eta": eta, "accuracy": eta @ torch.from_numpy(panel.matrix).T.to(eta)}
+
+
+def run_facts(
+    cfg: DictConfig, device: Device, model: nn.Module, panel: ExpertPanel, dataset: Dataset, ranks: Ranks
+) -> dict[str, Any]:
+    """What was chosen and what it runs on: the part of result.json that is known before the training."""
+    return {
+        "choices": choices(cfg),
+        "seed": cfg.seed,
+        "device": str(device.device),
+        "precision": device.precision,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "experts": expert_facts(panel, dataset),
+        "ranks": ranks.count,
+        **environment(),
+    }
 
 
 def expert_facts(panel: ExpertPanel, dataset: Dataset) -> list[dict[str, Any]]:
