@@ -83,10 +83,6 @@ def changed(saved: dict[str, Any], changes: list[str]) -> DictConfig:
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
     if "experts" in chosen and "num" in chosen["experts"]:
         chosen["experts"].num = saved["experts"].get("num")  # the weights have so many columns
-    if "evaluation" in chosen:
-        chosen["evaluation"].holdout = (saved.get("evaluation") or {}).get(
-            "holdout", 0
-        )  # what they were not trained on
     defaults = {str(key): value for key, value in composed.items()}  # for what the run did not know yet
     cfg = DictConfig(defaults | saved | chosen)
     if "pretrained" in cfg.backbone:

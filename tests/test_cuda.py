@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2d.data import Dataset, ResidentLoader, Split
-from l2d.data.augment import AUGMENTATIONS
+from l2d.data.augment import AUGMENTATIONS, _crops
 from l2d.evaluation import decide
 from l2d.evaluation.metrics import tally
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
@@ -34,6 +34,7 @@ CPU = Device.choose("cpu", "float32")
 def fake():
     with FakeTensorMode(allow_non_fake_inputs=False):
         yield
+    _crops.cache_clear()  # tables made of fake tensors, which the next mode would refuse
 
 
 @pytest.fixture
