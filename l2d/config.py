@@ -82,7 +82,7 @@ def fingerprint(cfg: DictConfig) -> str:
 
 def choices(cfg: DictConfig) -> dict[str, Any]:
     """What was chosen, in the words that tables and figures use."""
-    return {
+    chosen = {
         "dataset": _label(cfg, "dataset"),
         "experts": _label(cfg, "experts"),
         "num_experts": _num_experts(cfg),
@@ -93,6 +93,7 @@ def choices(cfg: DictConfig) -> dict[str, Any]:
         "optim": _label(cfg, "optim"),
         "seed": cfg.seed,
     }
+    return {key: plain(value) for key, value in chosen.items()}
 
 
 def run_name(cfg: DictConfig) -> str:

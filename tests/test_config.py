@@ -1,5 +1,6 @@
 """Configs: every file composes and builds, wrong choices are refused in a sentence, runs are named by what matters."""
 
+import json
 import re
 from pathlib import Path
 
@@ -355,3 +356,9 @@ def test_values_out_of_range_are_refused_by_name(composed, key, wrong, sentence)
 )
 def test_values_at_the_edge_are_accepted(composed, key, value):
     check(overridden(composed(), key, value))
+
+
+@pytest.mark.parametrize("override", ["loss.formulation={a:1}", "loss.base=[ce]", "seed={a:1}", "experts.num=[1]"])
+def test_choices_can_be_written_down_whatever_was_chosen(composed, override):
+    """A sweep lists them before any cell is refused."""
+    assert json.loads(json.dumps(choices(composed(override)))) == choices(composed(override))
