@@ -65,9 +65,8 @@ def main(measure: Callable[[int], Iterable[Row]], doc: str) -> None:
         parser.error(f"--repeats {options.repeats} must be at least 1")
     rows: list[Row] = []
     for row in measure(options.repeats):
-        print(
-            f"{row.figure:8.3g}{row.unit}  {row.name}", file=sys.stderr, flush=True
-        )  # as it comes; the table at the end
+        # As it comes: the table is there only at the end.
+        print(f"{number(row.figure):>6}{row.unit}  {row.name}", file=sys.stderr, flush=True)
         rows.append(row)
 
     table = Table("", "median", "lowest..highest", "target", "", "")
