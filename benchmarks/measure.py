@@ -63,6 +63,11 @@ def main(measure: Callable[[int], Iterable[Row]], doc: str) -> None:
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats {options.repeats} must be at least 1")
+    if options.json:
+        try:
+            options.json.mkdir(parents=True, exist_ok=True)  # before the minutes that the rest takes
+        except OSError as error:
+            parser.error(f"--json {options.json} cannot be made a folder ({error.strerror})")
     rows: list[Row] = []
     for row in measure(options.repeats):
         # As it comes: the table is there only at the end.
@@ -81,6 +86,5 @@ def main(measure: Callable[[int], Iterable[Row]], doc: str) -> None:
         from importlib.metadata import version
 
         machine = {"cores": os.cpu_count(), "torch": version("torch"), "platform": platform.platform()}
-        options.json.mkdir(parents=True, exist_ok=True)
         file = options.json / f"{Path(sys.argv[0]).stem}.json"
         file.write_text(json.dumps({"rows": [asdict(row) for row in rows], "machine": machine}, indent=2) + "\n")

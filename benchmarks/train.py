@@ -205,7 +205,7 @@ bare.train(); bare.test()
 def peak_memory(repeats: int) -> Row:
     """A run that keeps 50,000 + 10,000 images, against those bytes and the bare loop in a process of its own.
 
-    It trains on every tenth of them (the others are held back, and stay in memory all the same): enough steps for the
+    It trains on a tenth of them (the others are held back, and stay in memory all the same): enough steps for the
     peak, and the copy of that tenth counts against us.
     """
     dataset = 60_000 * 3 * 32 * 32

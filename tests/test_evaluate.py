@@ -92,9 +92,8 @@ def test_the_full_evaluation_is_the_one_that_training_wrote(tmp_path, monkeypatc
     assert cli(f"ckpt={result.parent}")[0] == 0
     then, now = (json.loads(result.with_name(name).read_text()) for name in ("result.json", "evaluation.json"))
     assert now["evaluation"] == then["evaluation"] and now["evaluation"]["budget"]
-    assert (
-        cli(f"ckpt={result.parent}", "seed=5")[0] == 0
-    )  # another tenth would be held out: trained on, for the most part
+    # With another seed another tenth would be held out, of which the weights have seen the most part.
+    assert cli(f"ckpt={result.parent}", "seed=5")[0] == 0
     assert json.loads(result.with_name("evaluation.json").read_text())["evaluation"]["budget"] is None
 
 

@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import time
+from collections import Counter
 from math import cos, pi
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch
 from children import start, wait
 
 from l2d.errors import UserError
+from l2d.train import run
 from l2d.training.checkpoint import NAMES, latest_checkpoint, load_checkpoint, save_checkpoint
 
 # A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume.
@@ -279,7 +281,6 @@ def test_gradients_that_overflow_fp16_are_left_out_by_the_scaler_and_the_run_goe
 
 SLOW_DATA = """
 import time
-from math import cos, pi
 from pathlib import Path
 from l2d.data import synthetic
 def slow(**settings):
@@ -322,3 +323,17 @@ def test_an_evaluation_that_cannot_be_called_is_refused_before_the_training(work
     assert wait(start(*SETTING, "evaluation=full", "+evaluation.colour=red")) == 2
     assert "has no setting colour" in Path("output.txt").read_text()
     assert not Path("outputs").exists()
+
+
+def test_a_finished_run_is_on_the_disk(tmp_path, monkeypatch, composed):
+    """Its checkpoints are gone by then: what is left must have been forced there, the table of epochs too."""
+    synced, fsync = Counter(), os.fsync
+
+    def noted(descriptor):
+        synced[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.split(".")[1]] += 1  # .NAME.SUFFIX.PID.tmp
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    small = ("dataset.num_train=64", "dataset.num_test=32", "trainer.epochs=3", "trainer.device=cpu")
+    run(composed(*small, f"output_dir={tmp_path}", "verbose=false"))
+    assert synced == {"config": 1, "result": 2, "metrics": 1, "model": 1}

@@ -62,7 +62,6 @@ def test_a_killed_sweep_leaves_finished_cells_alone_and_ends_as_if_never_killed(
 
 
 COUNTED = """
-import sys
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from l2d import cli
 

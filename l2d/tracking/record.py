@@ -90,7 +90,8 @@ class RunFolder:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        self._write("metrics.csv", text.getvalue(), durable=False)  # a checkpoint holds the rows too
+        last = row["epoch"] == self.cfg.trainer.epochs  # until then a checkpoint holds the rows too
+        self._write("metrics.csv", text.getvalue(), durable=last)
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
         """result.json: the outcome, behind what was chosen and where it ran."""

@@ -62,7 +62,7 @@ def predict(model: nn.Module, loader: Loader, device: Device) -> tuple[Tensor, .
 
 @torch.no_grad()
 def score(model: nn.Module, batch: Batch, device: Device, rows: int = 0) -> tuple[Tensor, ...]:
-    """The same of one batch, filled up to `rows` images: a shape that comes only once is compiled or searched for once more."""
+    """The same of one batch, filled up to `rows` images: another shape would have to be compiled or tuned for as well."""
     images, *targets = batch
     missing = max(rows - len(images), 0)
     filled = F.pad(images, (0,) * 7 + (missing,)) if missing else images
