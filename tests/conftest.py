@@ -1,5 +1,6 @@
 """What several test files share: composing a config, and a small dataset held in memory."""
 
+import logging
 from functools import cache
 
 import numpy as np
@@ -12,6 +13,17 @@ from l2d.config import config_dir, register_resolvers
 from l2d.data import Dataset, Split
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """A run inside a test sets up logging for its process: a file in a folder that is soon gone, or none at all."""
+    yield
+    logging.getLogger("l2d").disabled = False
+    logging.root.setLevel(logging.WARNING)
+    for handler in [h for h in logging.root.handlers if type(h) is logging.FileHandler]:
+        logging.root.removeHandler(handler)
+        handler.close()
 
 
 @cache
