@@ -70,6 +70,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     started = time.perf_counter()
     seed_everything(cfg.seed, cfg.trainer.deterministic)
     device = Device.choose(cfg.trainer.device, cfg.trainer.precision, ranks.local)
+    device.reset_peak_memory()
     ranks.start(device.device)
 
     dataset = load_dataset(cfg)

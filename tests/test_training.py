@@ -1,5 +1,6 @@
 """Training: the schedule by hand, what the loop does to a model, and that seeds mean what they say."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -255,6 +256,18 @@ assert predict(model, loader, device)[0].dtype == torch.float32
 assert all(p.dtype == torch.float32 for p in model.parameters())
 assert rows[-1]["loss"] < rows[0]["loss"]
 """
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a process is Linux's to tell")
+def test_the_peak_of_memory_is_the_runs_own():
+    CPU.reset_peak_memory()
+    before = CPU.peak_memory_mb()
+    with mmap.mmap(-1, 200 * 2**20) as memory:  # not malloc's, which may keep what is freed
+        for page in range(0, len(memory), mmap.PAGESIZE):
+            memory[page] = 1
+        assert before + 190 < CPU.peak_memory_mb() < before + 250
+    CPU.reset_peak_memory()
+    assert CPU.peak_memory_mb() < before + 100
 
 
 def test_bf16_autocast_trains_on_the_cpu():

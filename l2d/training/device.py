@@ -1,8 +1,9 @@
 """Where a run computes, and in which precision."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import current_process
+from pathlib import Path
 
 import torch
 
@@ -43,13 +44,22 @@ class Device:
         dtype = PRECISIONS[self.precision]
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.device.type, dtype=dtype)
 
-    def peak_memory_mb(self) -> float:
-        """Of the GPU if the run is on one, else of the process."""
+    def reset_peak_memory(self) -> None:
+        """A run's peak is its own, also after a larger one in the same process."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
+
+    def peak_memory_mb(self) -> float | None:
+        """Of the GPU if the run is on one, else of the process, where Linux tells it."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**20
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        with suppress(OSError):  # not getrusage: its peak begins with the size of the process that this was forked from
+            status = Path("/proc/self/status").read_text()
+            return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
+        return None
 
 
 def _worker() -> int:
