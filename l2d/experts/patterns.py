@@ -86,7 +86,7 @@ def accuracy_matrix(
 ) -> np.ndarray:
     """A [J, K]; `in_domain` is one accuracy for all, or [first expert's, last expert's] with the others between."""
     ends = np.atleast_1d(np.asarray(in_domain, dtype=float))
-    if ends.ndim != 1 or len(ends) > 2 or not all(0 <= p <= 1 for p in [*ends, in_group]):
+    if ends.ndim != 1 or len(ends) not in (1, 2) or not all(0 <= p <= 1 for p in [*ends, in_group]):
         raise UserError(
             f"experts.in_domain={in_domain} and experts.in_group={in_group} must be accuracies between 0 and 1 "
             "(experts.in_domain may also be a pair [first, last])."
