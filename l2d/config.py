@@ -175,6 +175,8 @@ def _kind(annotation: Any) -> str:
         )  # YAML has no tensors
     if get_origin(annotation) is tuple and Ellipsis not in parts:
         return f"a list of {len(parts)} ({', '.join(map(_kind, parts))})"
+    if get_origin(annotation) in (list, tuple, Sequence):
+        return f"a list ({_kind(parts[0])} each)"
     return _KINDS.get(get_origin(annotation) or annotation, str(annotation))
 
 

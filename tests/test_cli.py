@@ -112,6 +112,7 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["experts=specialist_overlapped", "experts.num=19"], "at most 18 experts fit"),
         (["experts.in_domain=1.5"], "between 0 and 1"),
         (["experts.in_domain=[]"], "between 0 and 1"),
+        (["experts.in_domain=[a]"], "must be a finite number or a list (a finite number each)."),
         (["experts.resample=sometimes"], "once or per_epoch"),
         (["backbone=timm"], "backbone.name has no value"),
         (["backbone=timm", "backbone.name=resnet19"], "resnet18"),
