@@ -90,10 +90,8 @@ def measure(repeats: int) -> list[Row]:
     plain = stepping(cross_entropy, *at_20)
     compiled_plain = stepping(torch.compile(cross_entropy, fullgraph=True), *at_20)
     for formulation, base in LOSSES:
-        loss, looped = (
-            DeferralLoss(formulation, base, K),
-            {t: loop(formulation, base, t) for t in (by_definition, shared)},
-        )
+        loss = DeferralLoss(formulation, base, K)
+        looped = {terms: loop(formulation, base, terms) for terms in (by_definition, shared)}
         for other in looped.values():
             torch.testing.assert_close(loss(*at_20), other(*at_20))  # all compute the same
         name, ours, most = f"{formulation} {base}", stepping(loss, *at_20), f"<= {(K + 1000) / (K + 20):.2f}"

@@ -270,6 +270,12 @@ def test_the_peak_of_memory_is_the_runs_own():
     assert CPU.peak_memory_mb() < before + 100
 
 
+def test_the_peak_of_a_gpu_is_reset_also_before_anything_ran_on_it():
+    """Torch refuses that of a GPU it has not initialised yet, and a run starts there."""
+    code = 'import torch; from l2d.training.device import Device; Device(torch.device("cuda:0"), "bf16").reset_peak_memory()'
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
 def test_bf16_autocast_trains_on_the_cpu():
     """In a process of its own: oneDNN reads its instruction set once, and not every machine runs its newest one."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1"}

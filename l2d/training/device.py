@@ -47,7 +47,8 @@ class Device:
     def reset_peak_memory(self) -> None:
         """A run's peak is its own, also after a larger one in the same process."""
         if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+            if torch.cuda.is_initialized():  # before that torch refuses, and there is no peak yet
+                torch.cuda.reset_peak_memory_stats(self.device)
         else:
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
@@ -56,7 +57,8 @@ class Device:
         """Of the GPU if the run is on one, else of the process, where Linux tells it."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**20
-        with suppress(OSError):  # not getrusage: its peak begins with the size of the process that this was forked from
+        # Not getrusage: what it tells begins with the size of the process that this one was forked from.
+        with suppress(OSError, IndexError):
             status = Path("/proc/self/status").read_text()
             return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
         return None
