@@ -1,14 +1,12 @@
-"""From a composed config to objects, and to the name that a run's folder carries. Nothing here needs torch."""
+"""From a composed config to objects. Nothing here needs torch."""
 
-import hashlib
 import inspect
-import json
 import math
 import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -16,13 +14,7 @@ from omegaconf.errors import MissingMandatoryValue
 from l2d.errors import UserError
 
 # Keys that the framework reads itself; a target gets them only if it names them.
-OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "holdout"}
-# What may differ between two runs without their results differing: left out of the fingerprint.
-FREE_GROUPS = {"hydra", "logger", "output_dir", "verbose", "force", "plan", "resume"}
-FREE_KEYS = {
-    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
-    "dataset": {"root", "workers", "cache", "download", "verify"},
-}
+OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "metrics"}
 NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}  # null: none of it
 
 
@@ -49,7 +41,7 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
     settings = plain(cfg[group])
     target = settings.pop("_target_", None)
     function = _import(group, target)
-    parameters = inspect.signature(function, eval_str=True).parameters
+    parameters = _parameters(function)
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     given = {k: v for k, v in settings.items() if k in named or k not in OWN_KEYS}
@@ -69,44 +61,15 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
     return function, arguments
 
 
-def identity(cfg: DictConfig) -> dict[str, Any]:
-    """Everything that determines the result, as plain values."""
-    groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
-    return _canonical({g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS else v for g, v in groups.items()})
-
-
-def fingerprint(cfg: DictConfig) -> str:
-    """Eight hex digits of the identity."""
-    return hashlib.sha256(json.dumps(identity(cfg), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def choices(cfg: DictConfig) -> dict[str, Any]:
-    """What was chosen, in the words that tables and figures use."""
-    chosen = {
-        "dataset": _label(cfg, "dataset"),
-        "experts": _label(cfg, "experts"),
-        "num_experts": _num_experts(cfg),
-        "backbone": _label(cfg, "backbone"),
-        "loss": _label(cfg, "loss"),
-        "formulation": cfg.loss.get("formulation"),
-        "base": cfg.loss.get("base"),
-        "optim": _label(cfg, "optim"),
-        "seed": cfg.seed,
-    }
-    return {key: plain(value) for key, value in chosen.items()}
-
-
-def run_name(cfg: DictConfig) -> str:
-    """dataset/loss-experts-J-backbone-seed-fingerprint: readable, and never the same for two settings."""
-    chosen = choices(cfg)
-    parts = (
-        chosen["loss"],
-        chosen["experts"],
-        f"J{chosen['num_experts']}",
-        chosen["backbone"],
-        f"seed{chosen['seed']}",
-    )
-    return f"{_safe(chosen['dataset'])}/{'-'.join(map(_safe, (*parts, fingerprint(cfg))))}"
+def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
+    """Of its signature, by name; the keys of `**settings: Unpack[TypedDict]` count as parameters of their own."""
+    parameters = dict(inspect.signature(function, eval_str=True).parameters)
+    for name, parameter in list(parameters.items()):
+        if parameter.kind is parameter.VAR_KEYWORD and get_origin(parameter.annotation) is Unpack:
+            del parameters[name]
+            for key, hint in get_type_hints(get_args(parameter.annotation)[0]).items():
+                parameters[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+    return parameters
 
 
 def check(cfg: DictConfig) -> None:
@@ -138,7 +101,9 @@ def check(cfg: DictConfig) -> None:
         ("optim.lr", float, 0, 1e30),  # beyond, torch's float32 overflows
         ("optim.weight_decay", float, 0, 1e30),
         ("optim.warmup_epochs", float, 0, None),
-        ("evaluation.holdout", float, 0, 0.9),
+        ("held_out", float, 0, 0.9),
+        ("record", str, None, None),
+        ("record_mb", float, 0, None),
         ("evaluation.bins", int, 1, None),
         ("evaluation.curve_points", int, 2, None),
         ("evaluation.labels_shown", int, 1, None),
@@ -153,11 +118,6 @@ def check(cfg: DictConfig) -> None:
             continue
         if not _fits(value, kind) or (low is not None and not low <= value <= (math.inf if high is None else high)):
             raise UserError(f"{key}={value} must be {_kind(kind) if low is None else _range(kind, low, high)}.")
-
-
-def register_resolvers() -> None:
-    """`${l2d.run_name:}` in a config is that config's run name."""
-    OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
 
 
 _KINDS = {
@@ -190,6 +150,10 @@ def _fits(value: Any, annotation: Any) -> bool:
     if annotation in (bool, str, None, NoneType):
         return isinstance(value, annotation or NoneType)
     parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _fits(value, parts[0])
+    if get_origin(annotation) is Literal:
+        return value in parts
     if get_origin(annotation) in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
     if get_origin(annotation) is tuple and Ellipsis not in parts:
@@ -213,34 +177,6 @@ def plain(value: Any) -> Any:
         raise UserError(
             f"{str(error).split(': ')[-1].splitlines()[0]} has no value yet; give it one on the command line."
         ) from error
-
-
-def _without(settings: dict[str, Any], keys: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in keys}
-
-
-def _canonical(value: Any) -> Any:
-    """1.0 and 1 are the same setting."""
-    if isinstance(value, dict):
-        return {str(k): _canonical(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_canonical(v) for v in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _num_experts(cfg: DictConfig) -> int | None:
-    num = cfg.experts.get("num")
-    return len(cfg.experts.annotators) if num is None and cfg.experts.get("annotators") else num
-
-
-def _label(cfg: DictConfig, group: str) -> str:
-    return str(cfg[group].get("name") or str(cfg[group].get("_target_")).rpartition(".")[2])
-
-
-def _safe(part: Any) -> str:
-    """Fit to be part of a name of at most 255 bytes, of which there are six; a letter may take four."""
-    letters = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".")
-    return letters.encode()[:48].decode(errors="ignore") or "_"
 
 
 def locate(path: str) -> Callable:

@@ -59,7 +59,7 @@ def sentence(error: Exception) -> str:
     return text.removeprefix("UserError raised while resolving interpolation: ")
 
 
-def notice(text: str) -> None:
+def notify(text: str) -> None:
     """Something the user should know although the program goes on: on the terminal and in the run's log."""
     logging.getLogger("l2d").warning(text)
     sys.stderr.write(f"l2d: {text}\n")

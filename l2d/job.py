@@ -10,8 +10,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from l2d.config import config_dir, register_resolvers
+from l2d.config import config_dir
 from l2d.errors import UserError, errors_as_sentences, sentence
+from l2d.identity import register_resolvers
 from l2d.sweep import plan
 from l2d.tracking.record import InUse, remove_if_empty
 

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 
-from l2d.config import choices
+from l2d.identity import choices
 from l2d.tracking.record import atomic_write, duration, headline, read_result
 
 # The classes that Hydra itself has loaded: an import would give others of the same names.

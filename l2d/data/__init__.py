@@ -1,25 +1,43 @@
-"""Data: images and labels, from disk or made up, and how they reach the device."""
+"""Data: inputs and labels, from disk or made up, and how they reach the device. Importing this does not import torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from l2d.data.chaoyang import chaoyang
 from l2d.data.cifar100 import cifar100
-from l2d.data.dataset import Dataset, Split
+from l2d.data.dataset import MISSING, Batch, Dataset, Preprocessing, Split, listed_by
 from l2d.data.folder import folder
 from l2d.data.imagenet import imagenet_dogs
-from l2d.data.loader import Batch, Loader, ResidentLoader, make_loader
 from l2d.data.micebone import micebone
 from l2d.data.synthetic import synthetic
 
+if TYPE_CHECKING:
+    from l2d.data.files import ImageFiles
+    from l2d.data.loader import Loader
+    from l2d.data.resident import Images
+
+_LATER = {"ImageFiles": "files", "Images": "resident", "Loader": "loader"}  # these need torch
+
 __all__ = [
+    "MISSING",
     "Batch",
     "Dataset",
+    "ImageFiles",
+    "Images",
     "Loader",
-    "ResidentLoader",
+    "Preprocessing",
     "Split",
     "chaoyang",
     "cifar100",
     "folder",
     "imagenet_dogs",
-    "make_loader",
+    "listed_by",
     "micebone",
     "synthetic",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"l2d.data.{_LATER[name]}"), name)

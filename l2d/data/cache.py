@@ -19,7 +19,10 @@ from rich.progress import Progress
 from torch import Tensor
 
 from l2d.data.files import ImageFiles, open_image
-from l2d.errors import UserError, notice
+from l2d.data.manifest import cache_folder
+from l2d.data.resident import Images
+from l2d.errors import UserError, notify
+from l2d.place.memory import available_memory
 
 _FORMAT = "l2d images 2"
 _TAIL = struct.Struct("<QI")  # bytes of the footer, checksum of everything before this tail
@@ -27,38 +30,23 @@ _CHUNK = 256  # images decoded ahead of the writer
 
 
 def load_images(
-    files: dict[str, ImageFiles], size: int, feed: str, cache: str | None, workers: int | None, on_error: str
-) -> dict[str, tuple[Tensor | ImageFiles, list[int]]]:
-    """The images of every split, resident (uint8 [N, 3, size, size], channels last, mapped) or left on disk, and which of them are kept."""
+    files: dict[str, ImageFiles], feed: str, cache: str | None
+) -> dict[str, tuple[Images | ImageFiles, list[int]]]:
+    """The images of every split, in memory (uint8 [N, 3, resize, resize], channels last, mapped) or left on disk, and which
+    of them are kept."""
+    size = _kept_size(files["train"])
     needed = sum(map(len, files.values())) * 3 * size * size
     if feed == "auto":
         free = available_memory() // 2  # the other half is for the model and the rest of the machine
         feed = "resident" if needed <= free else "stream"
         if feed == "stream":
-            notice(
+            notify(
                 f"The decoded images need {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free for them, "
                 "so they are streamed from disk (dataset.feed=resident insists)."
             )
     if feed == "stream":
         return {split: (listed, list(range(len(listed)))) for split, listed in files.items()}
-    return {split: _resident(listed, size, cache_folder(cache), workers, on_error) for split, listed in files.items()}
-
-
-def cache_folder(setting: str | None) -> Path:
-    """`dataset.cache`, or l2d in the user's own cache folder."""
-    if setting:
-        return Path(setting).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "l2d"
-
-
-def available_memory() -> int:
-    """Bytes free in RAM, or on the GPU where that has fewer."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        ram = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(ram, torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else ram
+    return {split: _resident(listed, cache_folder(cache)) for split, listed in files.items()}
 
 
 def decode(path: Path, size: int) -> np.ndarray:
@@ -70,31 +58,35 @@ def decode(path: Path, size: int) -> np.ndarray:
     return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
-def _resident(
-    files: ImageFiles, size: int, folder: Path, workers: int | None, on_error: str
-) -> tuple[Tensor, list[int]]:
+def _resident(files: ImageFiles, folder: Path) -> tuple[Images, list[int]]:
     """Map the cache of exactly these files, making it first if there is none or it is not what was written."""
+    size = _kept_size(files)
     stats = [os.stat(files.root / path) for path in files.paths]
     identity = [_FORMAT, str(files.root.resolve()), size, files.paths]
     key = _digest([*identity, [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
     path = folder / f"{_digest(identity)[:24]}.images"
     found = _map(path, key, size)
     if found is None:
-        _write(path, key, files, size, workers)
+        _write(path, key, files, size)
         found = _map(path, key, size)
     if found is None:
         raise UserError(f"{path} does not read back as it was written; choose another folder with dataset.cache.")
     images, damaged = found
     if damaged:
         names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
-        if on_error == "error":
+        if files.on_error == "error":
             raise UserError(
                 f"{len(damaged)} of {len(files)} images cannot be read: {names}; replace them, "
                 "or leave them out with dataset.on_error=skip."
             )
-        notice(f"{len(damaged)} of {len(files)} images cannot be read and are left out: {names}.")
+        notify(f"{len(damaged)} of {len(files)} images cannot be read and are left out: {names}.")
     lost = set(damaged)
-    return images, [i for i, name in enumerate(files.paths) if name not in lost]
+    kept = [i for i, name in enumerate(files.paths) if name not in lost]
+    return Images(images, files.preprocessing, [files.paths[i] for i in kept]), kept
+
+
+def _kept_size(files: ImageFiles) -> int:
+    return files.preprocessing.resize or files.preprocessing.shape[-1]
 
 
 def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
@@ -114,7 +106,7 @@ def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
     return pixels.permute(0, 3, 1, 2), footer["damaged"]
 
 
-def _write(path: Path, key: str, files: ImageFiles, size: int, workers: int | None) -> None:
+def _write(path: Path, key: str, files: ImageFiles, size: int) -> None:
     """Pixels, footer, tail; under a temporary name until it is whole, so that no reader ever meets half a file."""
 
     def pixels(name: str) -> bytes | None:
@@ -124,7 +116,7 @@ def _write(path: Path, key: str, files: ImageFiles, size: int, workers: int | No
             return None
 
     checksum, damaged = 0, []
-    with _replacing(path) as out, ThreadPoolExecutor(workers or os.cpu_count()) as pool, _progress() as bar:
+    with _replacing(path) as out, ThreadPoolExecutor(files.workers or os.cpu_count()) as pool, _progress() as bar:
         text = f"decoding {len(files):,} images, once ({len(files) * 3 * size * size / 1e9:.1f} GB)"
         task = bar.add_task(text, total=len(files))
         for start in range(0, len(files), _CHUNK):

@@ -1,43 +1,35 @@
 """Chaoyang as distributed: two JSON lists of images, each with the label and three pathologists' answers."""
 
 from pathlib import Path
+from typing import Unpack
 
-from l2d.data.dataset import Dataset
-from l2d.data.listing import MISSING, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
-from l2d.errors import UserError, notice
+from l2d.data.dataset import MISSING, Dataset, listed_by
+from l2d.data.manifest import ImageSettings, Listing, Manifest, class_index, existing_root, read_rows
+from l2d.errors import UserError, notify
 
 CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]
 
 
-def chaoyang(
-    name: str,
-    root: str,
-    train_json: str,
-    test_json: str,
-    annotators: list[str],
-    size: int,
-    resize: int,
-    augment: str,
-    feed: str,
-    cache: str | None,
-    workers: int | None,
-    on_error: str,
-) -> Dataset:
-    """The splits are whatever the two JSON files say; a pathologist who is always right on the test split is pointed out."""
-    of_kind("annotators", annotators, list)
+def list_chaoyang(root: str, train_json: str, test_json: str, annotators: list[str]) -> Manifest:
+    """The splits are whatever the two JSON files say."""
     folder = existing_root(root)
     if train_json == "train.json" and not (folder / train_json).exists():
         train_json = "train_label.json"  # the other name it is distributed under
-    splits = {
-        split: _read(folder / str(file), annotators, split)
-        for split, file in (("train", train_json), ("test", test_json))
-    }
-    dataset = image_dataset(
-        name, folder, CLASSES, splits, {}, size, resize, augment, feed, cache, workers, on_error
-    )  # fmt: skip
+    files = {"train": train_json, "test": test_json}
+    return Manifest(folder, CLASSES, {split: _read(folder / file, annotators, split) for split, file in files.items()})
+
+
+@listed_by(list_chaoyang)
+def chaoyang(
+    name: str, root: str, train_json: str, test_json: str, annotators: list[str], **images: Unpack[ImageSettings]
+) -> Dataset:
+    """The four-class task; a pathologist who is always right on the test split is pointed out."""
+    from l2d.data.images import image_dataset
+
+    dataset = image_dataset(name, list_chaoyang(root, train_json, test_json, annotators), images)
     perfect = [a for a, answers in dataset.annotators.items() if (answers["test"] == dataset.test.labels.numpy()).all()]
     if perfect:
-        notice(
+        notify(
             f"{', '.join(perfect)} is right on every test image, so deferring costs nothing there and the test error "
             "says little; another split may be given by dataset.train_json and dataset.test_json."
         )

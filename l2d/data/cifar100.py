@@ -3,14 +3,13 @@
 import hashlib
 import io
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from l2d.data.dataset import Dataset, Split
+from l2d.data.dataset import Dataset, Preprocessing, Split, listed_by
 from l2d.errors import UserError
 
 MD5 = {
@@ -29,55 +28,77 @@ KEYS = {
     "test": ("data", "fine_labels"),
     "meta": ("fine_label_names", "coarse_label_names"),
 }
-MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+PREPROCESSING = Preprocessing((3, 32, 32), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), augment="crop_flip")
 
 
-def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
-    """The 100-class task; groups: `animal` (the 50 biological classes) and every superclass by its name."""
+@dataclass(frozen=True)
+class Files:
+    """The folder that CIFAR-100 is distributed as."""
+
+    folder: Path
+
+    def digest(self) -> str:
+        """The checksums of its three files."""
+        return " ".join(hashlib.md5(_bytes(self.folder / part), usedforsecurity=False).hexdigest() for part in MD5)
+
+
+def list_cifar100(root: str, download: bool) -> Files:
+    """The files below root, fetched first if they may be."""
     if download:
-        from torchvision.datasets import CIFAR100
-
-        try:
-            CIFAR100(root, download=True)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"CIFAR-100 cannot be fetched ({error}); put its folder cifar-100-python into dataset.root={root} yourself."
-            ) from error
+        _download(root)
     folder = Path(root) / "cifar-100-python"
     if not folder.is_dir():
         raise UserError(
             f"dataset.root={root} has no folder cifar-100-python; point dataset.root at the folder that holds it, "
             "or let dataset.download=true fetch it."
         )
+    return Files(folder)
+
+
+@listed_by(list_cifar100)
+def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
+    """The 100-class task; groups: `animal` (the 50 biological classes) and every superclass by its name."""
+    import torch
+
+    from l2d.data.resident import Images
+
+    folder = list_cifar100(root, download).folder
     raw = {part: _read(folder / part, MD5[part] if verify else None, KEYS[part]) for part in MD5}
     fine, coarse = raw["meta"]["fine_label_names"], raw["meta"]["coarse_label_names"]
-    train = _split(folder / "train", raw["train"], len(fine))
+    splits = {}
+    for part in ("train", "test"):
+        pixels, labels = _images(folder / part, raw[part]), _labels(folder / part, raw[part], "fine_labels", len(fine))
+        splits[part] = Split(Images(torch.from_numpy(pixels), PREPROCESSING), torch.from_numpy(labels))
     superclasses = _labels(folder / "train", raw["train"], "coarse_labels", len(coarse))
     groups: dict[str, list[int]] = {superclass: [] for superclass in coarse}
-    for label, superclass in sorted(dict(zip(train.labels.tolist(), superclasses.tolist(), strict=True)).items()):
+    for label, superclass in sorted(
+        dict(zip(splits["train"].labels.tolist(), superclasses.tolist(), strict=True)).items()
+    ):
         groups[coarse[superclass]].append(label)
     groups["animal"] = [label for superclass in BIOLOGICAL for label in groups.get(superclass, [])]
-    return Dataset(
-        name=name,
-        class_names=list(fine),
-        train=train,
-        test=_split(folder / "test", raw["test"], len(fine)),
-        image_shape=(3, 32, 32),
-        groups=groups,
-        augment="crop_flip",
-        mean=MEAN,
-        std=STD,
-    )
+    return Dataset(name, list(fine), **splits, groups=groups)
 
 
-def _split(path: Path, raw: dict[str, Any], num_classes: int) -> Split:
+def _download(root: str) -> None:
+    from torchvision.datasets import CIFAR100
+
+    try:
+        CIFAR100(root, download=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"CIFAR-100 cannot be fetched ({error}); put its folder cifar-100-python into dataset.root={root} yourself."
+        ) from error
+
+
+def _images(path: Path, raw: dict[str, Any]) -> np.ndarray:
+    """[N, 3, 32, 32] uint8."""
     images = np.require(raw["data"], requirements=["C", "W"])
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3072:
         raise UserError(f"{path} does not hold 3072 bytes an image; fetch CIFAR-100 again.")
-    return Split(torch.from_numpy(images.reshape(-1, 3, 32, 32)), _labels(path, raw, "fine_labels", num_classes))
+    return images.reshape(-1, 3, 32, 32)
 
 
-def _labels(path: Path, raw: dict[str, Any], key: str, count: int) -> Tensor:
+def _labels(path: Path, raw: dict[str, Any], key: str, count: int) -> np.ndarray:
     """One whole number below `count` for every image: [N]."""
     labels = np.asarray(raw[key])
     fits = labels.shape == (len(raw["data"]),) and labels.size and np.issubdtype(labels.dtype, np.integer)
@@ -85,16 +106,11 @@ def _labels(path: Path, raw: dict[str, Any], key: str, count: int) -> Tensor:
         raise UserError(
             f"{path} does not hold one label from 0 to {count - 1} for each image in its {key}; fetch CIFAR-100 again."
         )
-    return torch.from_numpy(labels.astype(np.int64))
+    return labels.astype(np.int64)
 
 
 def _read(path: Path, md5: str | None, keys: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); CIFAR-100 needs its files train, test and meta."
-        ) from error
+    content = _bytes(path)
     if md5 and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise UserError(
             f"{path} is not the file that CIFAR-100 distributes (its checksum differs); fetch it again, "
@@ -105,6 +121,15 @@ def _read(path: Path, md5: str | None, keys: tuple[str, ...]) -> dict[str, Any]:
         return {key: _text(loaded[key.encode()]) for key in keys}
     except Exception as error:  # a damaged pickle may raise anything
         raise UserError(f"{path} is not CIFAR-100's ({error}); fetch it again.") from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); CIFAR-100 needs its files train, test and meta."
+        ) from error
 
 
 def _text(value: Any) -> Any:

@@ -1,55 +1,148 @@
-"""What every dataset is, once it is loaded."""
+"""What every dataset is, once it is loaded: two splits of inputs with labels. Importing this does not import torch."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from l2d.data.files import ImageFiles
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from l2d.place import Place
+
+MISSING = -1  # the answer of an expert who did not answer
+
+
+class Batch(NamedTuple):
+    """What a split hands to the device, a step at a time."""
+
+    inputs: Tensor  # [B, ...] float32
+    labels: Tensor  # [B]
+    answers: Tensor  # [B, J]; MISSING where nobody answered
+    index: Tensor  # [B] which samples of the split these are
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a stored image to what the model sees; all that is needed to do the same to a new one."""
+
+    shape: tuple[int, ...]  # [C, H, W] of what the model sees; evaluation takes the centre of larger images
+    mean: tuple[float, ...] = ()  # of pixels in [0, 1], per channel; empty: inputs are used as they are
+    std: tuple[float, ...] = ()
+    resize: int | None = None  # the shorter side of an image file before the centre is taken
+    augment: str = "none"  # of training images; see l2d.data.augment
+
+
+class Feed(Protocol):
+    """The inputs of one split on their way to one device."""
+
+    def epoch(self, order: Sequence[Tensor], epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """From step `start` on: the inputs [B, ...] of the samples `order[step]`, and which samples they are [B]."""
+
+
+class Source(Protocol):
+    """Where the inputs of a split come from: images in memory, files on disk, or whatever else can be fed."""
+
+    preprocessing: Preprocessing
+
+    def __len__(self) -> int: ...
+    def take(self, rows: Tensor) -> Source: ...
+    def ids(self) -> Sequence[str] | None: ...
+    def feed(self, place: Place, seed: int, train: bool) -> Feed: ...
 
 
 @dataclass
 class Split:
-    images: Tensor | ImageFiles  # [N, C, H, W], uint8 or float32 that is used as it is; or files to decode on the way
+    """Inputs, labels and answers of the same samples. A tensor of inputs [N, C, H, W] is taken as images in memory."""
+
+    inputs: Source | Any
     labels: Tensor  # [N] int64
+    answers: Tensor = None  # type: ignore[assignment]  # [N, J]; MISSING where nobody answered; J = 0 before experts join
+    redraw: Callable[[int], Tensor] | None = None  # epoch -> answers [N, J], where experts answer anew in every epoch
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.inputs, "feed"):
+            from l2d.data.resident import Images
+
+            self.inputs = Images(self.inputs)
+        if self.answers is None:
+            self.answers = self.labels.new_zeros((len(self.labels), 0))
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: Tensor) -> "Split":
+    def take(self, rows: Tensor) -> Split:
         """These samples alone."""
-        if isinstance(self.images, Tensor):
-            return Split(self.images[rows], self.labels[rows])
-        return Split(replace(self.images, paths=[self.images.paths[i] for i in rows.tolist()]), self.labels[rows])
+        redraw = self.redraw
+        return Split(
+            self.inputs.take(rows),
+            self.labels[rows],
+            self.answers[rows],
+            None if redraw is None else lambda epoch: redraw(epoch)[rows],
+        )
 
 
 @dataclass
 class Dataset:
-    """Two splits, and what is known about their classes."""
+    """Two splits, and what is known about their classes and about people who labelled them."""
 
     name: str
     class_names: list[str]
     train: Split
     test: Split
-    image_shape: tuple[int, int, int]  # C, H, W of what the model sees; evaluation takes the centre of larger images
     groups: dict[str, list[int]] = field(default_factory=dict)  # group -> its classes, in order
     annotators: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # name -> split -> answers [N]
-    augment: str = "none"  # see l2d.data.augment
-    mean: tuple[float, ...] = ()  # of pixels in [0, 1]; uint8 images are normalised on the device
-    std: tuple[float, ...] = ()
-    posterior: Callable[[Tensor], Tensor] | None = None  # images [B, C, H, W] -> eta [B, K], where it is known
+    posterior: Callable[[Tensor], Tensor] | None = None  # inputs [B, ...] -> eta [B, K], where it is known
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.train.inputs.preprocessing
 
-def hold_out(count: int, share: float, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    """Rows to train on and rows kept back, in order, of `count`; (None, None): nothing is kept back."""
-    kept_back = round(share * count)
-    if not kept_back:
-        return None, None
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[kept_back:].sort().values, order[:kept_back].sort().values
+
+class Identified(Protocol):
+    """A listing of data that can say which data it is."""
+
+    def digest(self) -> str: ...
+
+
+Function = TypeVar("Function", bound=Callable[..., Dataset])
+
+
+def listed_by(lister: Callable[..., Identified]) -> Callable[[Function], Function]:
+    """Mark a dataset target: `lister`, called with those of its settings that it names, lists the data without opening an
+    input, and the listing's digest identifies it. A dataset without a lister is built and identified by its content."""
+
+    def mark(function: Function) -> Function:
+        function.lister = lister  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The listing of data that follow from their settings alone: there is nothing else to identify."""
+
+    def digest(self) -> str:
+        return ""
+
+
+def content_digest(dataset: Dataset) -> str:
+    """Identifies a dataset by what it holds: names, labels, answers, and the inputs or the names of their files."""
+    digest = hashlib.sha256(repr((dataset.class_names, dataset.groups, dataset.preprocessing)).encode())
+    for split in (dataset.train, dataset.test):
+        digest.update(split.labels.numpy().tobytes())
+        pixels = getattr(split.inputs, "pixels", None)
+        digest.update(repr(split.inputs.ids()).encode() if pixels is None else pixels.contiguous().numpy().tobytes())
+    for name, answers in dataset.annotators.items():
+        digest.update(name.encode())
+        for split_name in ("train", "test"):
+            digest.update(answers[split_name].tobytes())
+    return digest.hexdigest()

@@ -5,8 +5,9 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,24 +15,40 @@ import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from l2d.data.dataset import Preprocessing
 from l2d.errors import UserError
+from l2d.place import Place
+
+if TYPE_CHECKING:
+    from l2d.data.stream import StreamFeed
 
 Size = tuple[int, int]  # height, width
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
-@dataclass(frozen=True)
+@dataclass
 class ImageFiles:
-    """The images of a split, in order, as paths below `root`; and how they are decoded on the way to the device."""
+    """The images of a split, in order, as paths below `root`, decoded on the way to the device."""
 
     root: Path
     paths: list[str]
-    resize: int | None = None  # the shorter side of which evaluation takes the centre; None: the size the model sees
+    preprocessing: Preprocessing
     workers: int | None = None  # processes that decode; None: as many as the machine has use for
     on_error: str = "error"  # or skip: leave a damaged image out, with a warning
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def take(self, rows: Tensor) -> "ImageFiles":
+        return replace(self, paths=[self.paths[i] for i in rows.tolist()])
+
+    def ids(self) -> list[str]:
+        return self.paths
+
+    def feed(self, place: Place, seed: int, train: bool) -> "StreamFeed":
+        from l2d.data.stream import StreamFeed  # it builds on this module
+
+        return StreamFeed(self, place, seed, train)
 
 
 def open_image(path: Path) -> Image.Image:

@@ -1,39 +1,26 @@
 """Your own images: a folder per class, or a manifest with labels and annotators' answers."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from l2d.data.dataset import Dataset
-from l2d.data.listing import MISSING, SUFFIXES, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
+from l2d.data.dataset import MISSING, Dataset, listed_by
+from l2d.data.manifest import SUFFIXES, ImageSettings, Listing, Manifest, class_index, existing_root, read_rows
 from l2d.errors import UserError
 
 COLUMNS = ["path", "label", "split"]
 
 
-def folder(
-    name: str,
+def list_folder(
     root: str,
     manifest: str | None,
     classes: list[str] | None,
     groups: dict[str, list[str]] | None,
     annotators: list[str] | None,
-    size: int,
-    resize: int,
-    augment: str,
-    feed: str,
-    cache: str | None,
-    workers: int | None,
-    on_error: str,
-) -> Dataset:
+) -> Manifest:
     """<root>/{train,test}/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
 
     Classes are those found, sorted, unless `classes` lists them; then a label may also be a number, an index into it.
     """
-    for key, value, kind in (("classes", classes, list), ("annotators", annotators, list), ("groups", groups, dict)):
-        if value is not None:
-            of_kind(key, value, kind)
-    for group, chosen in (groups or {}).items():
-        of_kind(f"groups.{group}", chosen, list)
     place = existing_root(root) if manifest else existing_root(root, "train", "test")
     rows = read_rows(place / str(manifest), COLUMNS) if manifest else _walk(place)
     if annotators is None:
@@ -68,9 +55,23 @@ def folder(
         group: [class_index(c, class_names, f"dataset.groups.{group}", indices=False) for c in chosen]
         for group, chosen in (groups or {}).items()
     }
-    return image_dataset(
-        name, place, class_names, splits, members, size, resize, augment, feed, cache, workers, on_error
-    )  # fmt: skip
+    return Manifest(place, class_names, splits, members)
+
+
+@listed_by(list_folder)
+def folder(
+    name: str,
+    root: str,
+    manifest: str | None,
+    classes: list[str] | None,
+    groups: dict[str, list[str]] | None,
+    annotators: list[str] | None,
+    **images: Unpack[ImageSettings],
+) -> Dataset:
+    """The task of the classes found, with whoever answered as annotators."""
+    from l2d.data.images import image_dataset
+
+    return image_dataset(name, list_folder(root, manifest, classes, groups, annotators), images)
 
 
 def _text(cell: Any) -> str:

@@ -8,17 +8,15 @@ import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-import torch
 from rich.console import Console
 from rich.progress import track
 
-from l2d.data.augment import augmentation
-from l2d.data.cache import cache_folder
-from l2d.data.dataset import Dataset, Split
-from l2d.data.files import ImageFiles
-from l2d.data.listing import MEAN, STD, SUFFIXES, existing_root, one_of
+from l2d.data.dataset import Dataset, Split, listed_by
+from l2d.data.manifest import SUFFIXES, cache_folder, existing_root
 from l2d.errors import UserError
 
 # The 120 dog classes, in order: 151..268 without 251 and 273..275 of the thousand.
@@ -39,53 +37,68 @@ _DOGS = """
 DOGS = _DOGS.split()
 SETTLED = 2e9  # ns; a folder that changed less than this ago may change again without its time showing it
 
-Index = dict[str, tuple[int, list[str]]]  # <split>/<wnid> -> time of the folder's last change, its images
+# <split>/<wnid> -> time of the folder's last change, its images, their sizes
+Index = dict[str, tuple[int, list[str], list[int]]]
 
 
+@dataclass(frozen=True)
+class Listed:
+    """The class folders of both splits, and the images in them."""
+
+    root: Path
+    wnids: list[str]  # sorted: a class is the rank of its wnid
+    index: Index
+
+    def digest(self) -> str:
+        """Identifies the data by the names and sizes of the images in every class folder."""
+        digest = hashlib.sha256()
+        for folder, (_, names, sizes) in self.index.items():
+            digest.update(json.dumps([folder, names, sizes]).encode())
+        return digest.hexdigest()
+
+
+def list_imagenet(root: str, subset: Literal["dogs"] | None, cache: str | None) -> Listed:
+    """All class folders, or those of dogs; from the cached index where a folder has not changed since."""
+    place = existing_root(root, "train", "val").resolve()
+    wnids = _classes(place, subset == "dogs")
+    folders = [f"{split}/{wnid}" for split in ("train", "val") for wnid in wnids]
+    return Listed(place, wnids, file_index(place, folders, cache_folder(cache)))
+
+
+@listed_by(list_imagenet)
 def imagenet_dogs(
     name: str,
     root: str,
-    subset: str | None,
+    subset: Literal["dogs"] | None,
     size: int,
     resize: int,
     augment: str,
     cache: str | None,
     workers: int | None,
-    on_error: str,
+    on_error: Literal["error", "skip"],
 ) -> Dataset:
     """The task over the classes found (all thousand, or `subset: dogs`), class = rank of the wnid; group: `dog`."""
-    one_of("on_error", on_error, ("error", "skip"))
-    one_of("subset", subset or "null", ("null", "dogs"))
-    augmentation(augment)  # refuses an unknown name before anything is listed
-    if not (type(size) is type(resize) is int and 1 <= size <= resize):
-        raise UserError(
-            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
-        )
-    if workers is not None and (type(workers) is not int or workers < 0):
+    import torch
+
+    from l2d.data.files import ImageFiles
+    from l2d.data.images import image_preprocessing
+
+    preprocessing = image_preprocessing(size, resize, augment)
+    if workers is not None and workers < 0:
         raise UserError(f"dataset.workers={workers} must be a whole number, or null for as many as there are cores.")
-    place = existing_root(root, "train", "val").resolve()
-    wnids = _classes(place, subset == "dogs")
-    index = file_index(place, [f"{split}/{wnid}" for split in ("train", "val") for wnid in wnids], cache_folder(cache))
+    listed = list_imagenet(root, subset, cache)
     splits = {}
-    for split in ("train", "val"):
-        files = [index[f"{split}/{wnid}"][1] for wnid in wnids]
-        paths = [f"{split}/{wnid}/{file}" for wnid, names in zip(wnids, files, strict=True) for file in names]
+    for role, split in (("train", "train"), ("test", "val")):
+        files = [listed.index[f"{split}/{wnid}"][1] for wnid in listed.wnids]
+        paths = [f"{split}/{wnid}/{file}" for wnid, names in zip(listed.wnids, files, strict=True) for file in names]
         if not paths:
-            raise UserError(f"The class folders of {place / split} hold no images.")
-        labels = torch.repeat_interleave(torch.arange(len(wnids)), torch.tensor([len(names) for names in files]))
-        splits[split] = Split(ImageFiles(place, paths, resize, workers, on_error), labels)
+            raise UserError(f"The class folders of {listed.root / split} hold no images.")
+        counts = torch.tensor([len(names) for names in files])
+        labels = torch.repeat_interleave(torch.arange(len(listed.wnids)), counts)
+        splits[role] = Split(ImageFiles(listed.root, paths, preprocessing, workers, on_error), labels)
     dogs = set(DOGS)
-    return Dataset(
-        name=name,
-        class_names=wnids,
-        train=splits["train"],
-        test=splits["val"],
-        image_shape=(3, size, size),
-        groups={"dog": [k for k, wnid in enumerate(wnids) if wnid in dogs]},
-        augment=augment,
-        mean=MEAN,
-        std=STD,
-    )
+    groups = {"dog": [k for k, wnid in enumerate(listed.wnids) if wnid in dogs]}
+    return Dataset(name, listed.wnids, **splits, groups=groups)
 
 
 def _classes(root: Path, only_dogs: bool) -> list[str]:
@@ -113,7 +126,7 @@ def _classes(root: Path, only_dogs: bool) -> list[str]:
 
 def file_index(root: Path, folders: list[str], cache: Path) -> Index:
     """The images of every folder; from the cache where the folder has not changed since."""
-    path = cache / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.index"
+    path = cache / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.index2"
     known = _load(path)
     for folder in folders:
         _refuse_outside(root, root / folder)
@@ -130,23 +143,31 @@ def file_index(root: Path, folders: list[str], cache: Path) -> Index:
                 transient=True,
                 disable=not terminal.is_terminal,
             )
-            for folder, names in zip(stale, listed, strict=True):
+            for folder, (names, sizes) in zip(stale, listed, strict=True):
                 settled = time.time_ns() - times[folder] > SETTLED
-                known[folder] = (times[folder] if settled else 0, names)
+                known[folder] = (times[folder] if settled else 0, names, sizes)
         _save(path, known)
     return {folder: known[folder] for folder in folders}
 
 
-def _images(root: Path, folder: str) -> list[str]:
+def _images(root: Path, folder: str) -> tuple[list[str], list[int]]:
+    """Names and sizes of the images in a folder, by name."""
     try:
         with os.scandir(root / folder) as entries:
-            images = [e for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES and e.name[0] != "."]
+            images = sorted(
+                (
+                    entry
+                    for entry in entries
+                    if os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.name[0] != "."
+                ),
+                key=lambda entry: entry.name,
+            )
     except OSError as error:
         raise UserError(f"{root / folder} cannot be listed ({error.strerror}).") from error
     for entry in images:
         if entry.is_symlink():
             _refuse_outside(root, Path(entry.path))
-    return sorted(entry.name for entry in images)
+    return [entry.name for entry in images], [entry.stat().st_size for entry in images]
 
 
 def _refuse_outside(root: Path, path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Unpack
 
-from l2d.data.dataset import Dataset
-from l2d.data.listing import Listing, class_index, existing_root, image_dataset, read_json
+from l2d.data.dataset import Dataset, listed_by
+from l2d.data.manifest import ImageSettings, Listing, Manifest, class_index, existing_root, read_json
 from l2d.errors import UserError
 
 CLASSES = ["g", "ug", "nr"]  # similar orientation, dissimilar, not of interest: in the order that breaks ties
@@ -13,17 +13,7 @@ PAPER_ORDER = ["047", "290", "533", "534", "580", "581", "966", "745"]
 SPLITS = {"fold1": "train", "fold2": "train", "fold3": "train", "fold4": "train", "fold5": "test"}
 
 
-def micebone(
-    name: str,
-    root: str,
-    size: int,
-    resize: int,
-    augment: str,
-    feed: str,
-    cache: str | None,
-    workers: int | None,
-    on_error: str,
-) -> Dataset:
+def list_micebone(root: str) -> Manifest:
     """Folds 1-4 train, fold 5 test. The annotators are those who labelled every image, in the paper's order first;
     an image's label is their majority, ties going to the first of g, ug, nr."""
     folder = existing_root(root, "MiceBone", "MiceBone/annotations.json")
@@ -39,9 +29,15 @@ def micebone(
         listed.labels.append(max(range(len(CLASSES)), key=lambda k: votes[k]))
         for annotator, answers in annotators.items():
             listed.answers[annotator].append(answers[path])
-    return image_dataset(
-        name, folder, CLASSES, splits, {}, size, resize, augment, feed, cache, workers, on_error
-    )  # fmt: skip
+    return Manifest(folder, CLASSES, splits)
+
+
+@listed_by(list_micebone)
+def micebone(name: str, root: str, **images: Unpack[ImageSettings]) -> Dataset:
+    """The three-class task on the published folds."""
+    from l2d.data.images import image_dataset
+
+    return image_dataset(name, list_micebone(root), images)
 
 
 def full_annotators(records: Any) -> dict[str, dict[str, int]]:

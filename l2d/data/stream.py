@@ -2,9 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,46 +12,38 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from l2d.data.augment import centre_crop, flip, random_box, random_resized_crop_flip
-from l2d.data.dataset import Dataset, Split
 from l2d.data.files import Box, ImageFiles, Size, read_box
-from l2d.data.loader import Batch, SplitLoader, mix
+from l2d.data.resident import ImageFeed
+from l2d.data.seeds import mix
 from l2d.errors import UserError
+from l2d.place import Place
 
-MOST_WORKERS = 16  # of those that nobody asked for
+MAX_DEFAULT_WORKERS = 16
 
 Job = tuple[int, np.ndarray]  # epoch, samples [B]
 Decoded = tuple[Tensor, Tensor, dict[str, str]]  # bytes [B, H, W, 3], the samples they are, path -> what is wrong
 
 
-class StreamLoader(SplitLoader):
-    """Batches of a split that stays on disk, the same whatever the number of workers."""
+class StreamFeed(ImageFeed):
+    """Batches of images that stay on disk, the same whatever the number of workers."""
 
-    def __init__(self, dataset: Dataset, split: Split, *args: Any, **kwargs: Any):
-        super().__init__(dataset, split, *args, **kwargs)
-        files = split.images
-        assert isinstance(files, ImageFiles)
-        self.normalise_bytes(dataset)
+    def __init__(self, files: ImageFiles, place: Place, seed: int, train: bool):
+        super().__init__(files.preprocessing, place, seed, train)
+        self.normalise_bytes()
         boxes = self.augment is random_resized_crop_flip
         if boxes:
             self.augment = flip  # the workers cut the boxes
-        decoder = Decoder(files, self.size, self.seed, boxes, margin=self.augment not in (None, flip))
-        self.on_error, self.reported = files.on_error, set[str]()
+        self.decoder = Decoder(files, self.size, self.seed, boxes, margin=self.augment not in (None, flip))
+        self.files, self.reported = files, set[str]()
         self.jobs: list[Job] = []  # of the epoch; the loader's sampler
-        workers = min(len(self), default_workers() if files.workers is None else files.workers)
-        self.loader: DataLoader[Decoded] = DataLoader(
-            decoder,
-            batch_size=None,  # a job is a batch
-            sampler=self.jobs,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # or it would draw from the run's own
-        )
-        self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.loader: DataLoader[Decoded] | None = None
+        self.copies = torch.cuda.Stream(place.device) if place.device.type == "cuda" else None
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches from step `start` on."""
-        self.jobs[:] = [(epoch, index.numpy()) for index in self.indices(epoch)[start:]]
+    def epoch(self, order: Sequence[Tensor], epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The prepared images [B, C, *size] of every step from `start` on, and which samples they are [B]."""
+        if self.loader is None:
+            self.loader = self._start_workers(len(order))
+        self.jobs[:] = [(epoch, index.numpy()) for index in order[start:]]
         waiting = None
         for step, decoded in enumerate(self.loader, start):
             coming = (*self._send(*decoded), epoch, step)
@@ -62,24 +53,36 @@ class StreamLoader(SplitLoader):
         if waiting:
             yield self._receive(*waiting)
 
+    def _start_workers(self, steps: int) -> "DataLoader[Decoded]":
+        workers = min(steps, default_workers() if self.files.workers is None else self.files.workers)
+        return DataLoader(
+            self.decoder,
+            batch_size=None,  # a job is a batch
+            sampler=self.jobs,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=self.place.device.type == "cuda",
+            generator=torch.Generator(),  # otherwise DataLoader would consume the global RNG
+        )
+
     def _send(self, images: Tensor, index: Tensor, damaged: dict[str, str]) -> tuple[Tensor, Tensor]:
         """Start the copy to the device, beside the computation; speak of damaged files first."""
         for path, problem in damaged.items():
-            if self.on_error == "error":
+            if self.files.on_error == "error":
                 raise UserError(f"{problem.removesuffix('.')}, or leave such files out with dataset.on_error=skip.")
             if path not in self.reported:
                 logging.getLogger("l2d").warning("%s It is left out.", problem)
             self.reported.add(path)
-        with torch.cuda.stream(self.copies):  # None: nowhere else
-            return images.to(self.device, non_blocking=True), index.to(self.device, non_blocking=True)
+        with torch.cuda.stream(self.copies):  # None: the current stream
+            return images.to(self.place.device, non_blocking=True), index.to(self.place.device, non_blocking=True)
 
-    def _receive(self, images: Tensor, index: Tensor, epoch: int, step: int) -> Batch:
+    def _receive(self, images: Tensor, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         if self.copies:
-            computation = torch.cuda.current_stream(self.device)
+            computation = torch.cuda.current_stream(self.place.device)
             computation.wait_stream(self.copies)
             for copied in (images, index):
                 copied.record_stream(computation)
-        return self.batch(images.permute(0, 3, 1, 2), index, epoch, step)
+        return self.prepare(images.permute(0, 3, 1, 2), epoch, step), index
 
 
 class Decoder(TorchDataset[Decoded]):
@@ -91,8 +94,8 @@ class Decoder(TorchDataset[Decoded]):
 
     def __init__(self, files: ImageFiles, size: Size, seed: int, boxes: bool, margin: bool):
         self.root, self.seed, self.boxes = files.root, seed, boxes
-        self.paths = np.array([os.fsencode(path) for path in files.paths])  # one object, cheap to share with workers
-        self.resize = files.resize or min(size)
+        self.paths = np.array([os.fsencode(path) for path in files.paths])  # one array, cheap to share with workers
+        self.resize = files.preprocessing.resize or min(size)
         self.size = (self.resize, self.resize) if margin else size
         self.stop = files.on_error == "error"
 
@@ -105,7 +108,9 @@ class Decoder(TorchDataset[Decoded]):
             path = self.root / os.fsdecode(self.paths[i])
             try:
                 image = read_box(path, partial(self._random if self.boxes else self._whole, epoch, i))
-            except UserError as error:  # as a value: an exception would not reach the main process as one sentence
+            except (
+                UserError
+            ) as error:  # returned as a value: an exception from a worker arrives wrapped in its traceback
                 damaged[str(path)] = str(error)
                 if self.stop:
                     break
@@ -125,4 +130,4 @@ class Decoder(TorchDataset[Decoded]):
 def default_workers() -> int:
     """As many as there are processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MOST_WORKERS)
+    return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MAX_DEFAULT_WORKERS)

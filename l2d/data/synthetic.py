@@ -1,13 +1,17 @@
 """The embedded dataset: a Gaussian mixture over small RGB images, so that everything about it is known exactly."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from l2d.data.cache import available_memory
-from l2d.data.dataset import Dataset, Split
+from typing import TYPE_CHECKING
+
+from l2d.data.dataset import Dataset, Generated, Split, listed_by
 from l2d.errors import UserError
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
+
+@listed_by(Generated)
 def synthetic(
     name: str,
     num_classes: int,
@@ -25,6 +29,11 @@ def synthetic(
     the posterior is eta_k(x) = softmax_k(-||z - mu_k||^2 / 2). The first `group_size` classes form the group
     'specialty'. Everything follows from `seed`, whatever the run's own seed is.
     """
+    import torch
+
+    from l2d.data.resident import Images
+    from l2d.place.memory import available_memory
+
     for key, value, least in (
         ("num_classes", num_classes, 2),
         ("group_size", group_size, 0),
@@ -51,7 +60,7 @@ def synthetic(
         labels = torch.randint(num_classes, (count,), generator=rng)  # [N]
         z = prototypes[labels] + torch.randn(count, prototypes.shape[1], generator=rng)  # [N, D]
         cells = z.view(count, 3, grid, grid)
-        return Split(cells.repeat_interleave(pixel, 2).repeat_interleave(pixel, 3), labels)
+        return Split(Images(cells.repeat_interleave(pixel, 2).repeat_interleave(pixel, 3)), labels)
 
     def posterior(images: Tensor) -> Tensor:
         z = images[:, :, ::pixel, ::pixel].flatten(1).double()  # [B, D]
@@ -63,7 +72,6 @@ def synthetic(
         class_names=[f"class_{k}" for k in range(num_classes)],
         train=draw(num_train),
         test=draw(num_test),
-        image_shape=(3, grid * pixel, grid * pixel),
         groups={"specialty": list(range(group_size))},
         posterior=posterior,
     )

@@ -1,6 +1,20 @@
-"""Evaluation: scores -> decisions -> metrics, as pure functions of tensors."""
+"""Evaluation: what a system did on a split, and what can be said about it. Importing this does not import torch."""
 
-from l2d.evaluation.bayes import bayes_optimum
-from l2d.evaluation.metrics import decide, evaluate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["bayes_optimum", "decide", "evaluate"]
+from l2d.evaluation.metrics import HEADLINE, METRICS, REFERENCE, Metric, measure
+
+if TYPE_CHECKING:
+    from l2d.evaluation.bayes import bayes_optimum
+    from l2d.evaluation.outcome import Outcome, observe
+
+_LATER = {"Outcome": "outcome", "bayes_optimum": "bayes", "observe": "outcome"}  # these need torch
+
+__all__ = ["HEADLINE", "METRICS", "REFERENCE", "Metric", "Outcome", "bayes_optimum", "measure", "observe"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"l2d.evaluation.{_LATER[name]}"), name)

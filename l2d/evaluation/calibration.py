@@ -1,35 +1,31 @@
-"""Whether the probabilities that the scores imply can be believed: against the truth, or against what happened."""
+"""Whether a system's beliefs can be relied on: against the truth, or against what happened."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from l2d.evaluation.rivals import pick, rights, rivals
+from l2d.decisions import pick
+from l2d.evaluation.outcome import Outcome
+from l2d.task import Truth
 
 
-def estimate_errors(estimated: Tensor, expert: Tensor, eta: Tensor, accuracy: Tensor) -> dict[str, float]:
-    """Mean absolute errors of estimated [N, K+J]: over all class probabilities, and over Acc of `expert` [N] alone."""
-    num_classes = eta.shape[1]
-    believed = pick(estimated[:, num_classes:], expert).clamp(max=1)  # [N]
+def belief_errors(outcome: Outcome, truth: Truth) -> dict[str, float]:
+    """Mean absolute errors of the beliefs: over all class probabilities, and over Acc of the best expert alone."""
+    believed = pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert).clamp(max=1)  # [N]
     return {
-        "class_probability_mae": 100 * (estimated[:, :num_classes] - eta).abs().mean().item(),
-        "expert_accuracy_mae": 100 * (believed - pick(accuracy, expert)).abs().mean().item(),
+        "class_probability_mae": 100 * (outcome.beliefs[:, : outcome.num_classes] - truth.eta).abs().mean().item(),
+        "expert_accuracy_mae": 100 * (believed - pick(truth.accuracy, outcome.decision.expert)).abs().mean().item(),
     }
 
 
-def calibration(
-    estimated: Tensor, scores: Tensor, labels: Tensor, expert_predictions: Tensor, bins: int
-) -> dict[str, Any]:
+def calibration(outcome: Outcome, bins: int) -> dict[str, Any]:
     """Reliability of the predicted class's probability, and of the accuracy of the expert who would be asked."""
-    num_classes = scores.shape[1] - expert_predictions.shape[1]
-    sample = rivals(scores, expert_predictions, num_classes)
-    classifier_right, expert_right = rights(sample, labels, expert_predictions)  # [N], [N]
-    there = sample.margin > -torch.inf  # [N]: some expert has an answer
-    believed = pick(estimated[:, num_classes:], sample.expert)[there]
+    available = outcome.decision.margin > -torch.inf  # [N]: somebody can be asked
+    believed = pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert)[available]
     return {
-        "classifier": reliability(pick(estimated, sample.predicted), classifier_right, bins),
-        "expert": reliability(believed, expert_right[there], bins),
+        "classifier": reliability(pick(outcome.beliefs, outcome.decision.predicted), outcome.classifier_right, bins),
+        "expert": reliability(believed, outcome.expert_right[available], bins),
     }
 
 

@@ -1,59 +1,56 @@
-"""evaluation=full: everything beyond the metrics that one set of scores can tell, ready for JSON."""
+"""evaluation=full: everything beyond the metrics that one outcome can tell, ready for JSON."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from torch import Tensor
+import torch
+from annotated_types import Ge
 
 from l2d.errors import UserError
 from l2d.evaluation.budget import coverage_curve, curve_summary, under_budget
-from l2d.evaluation.calibration import calibration, estimate_errors
+from l2d.evaluation.calibration import belief_errors, calibration
+from l2d.evaluation.outcome import Outcome
 from l2d.evaluation.regret import regret
-from l2d.evaluation.rivals import rivals
-from l2d.evaluation.underfitting import implied_estimates, posterior_profile, underfitting
+from l2d.losses.underfitting import implied_distribution
+from l2d.systems import System
 
 
 def full_evaluation(
-    scores: Tensor,
-    labels: Tensor,
-    expert_predictions: Tensor,
-    num_classes: int,
-    loss: Callable[..., Tensor],
-    bins: int,
-    curve_points: int,
-    labels_shown: int,
+    outcome: Outcome,
+    system: System,
+    held_out: Outcome | None,
+    bins: Annotated[int, Ge(1)],
+    curve_points: Annotated[int, Ge(2)],
+    labels_shown: Annotated[int, Ge(1)],
     budgets: list[float],
-    eta: Tensor | None = None,
-    accuracy: Tensor | None = None,
-    held_out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """From scores [N, K+J], labels [N] and expert_predictions [N, J]; None stands for what cannot be known.
+    """Regret, calibration, underfitting, curve and budgets of an outcome; None stands for what cannot be known.
 
-    The truth, eta [N, K] and accuracy [N, J] = Acc_j(x), gives regret and the estimators' errors; `held_out`, scores
-    and targets of samples that were neither trained nor tested on, gives the thresholds of the budgets.
+    The truth gives regret and the beliefs' errors; `held_out`, of samples that were neither trained nor tested on, gives
+    the prices that keep the budgets.
     """
-    if bins < 1 or curve_points < 2 or labels_shown < 1 or not all(0 <= budget <= 100 for budget in budgets):
-        raise UserError(
-            "evaluation.bins and labels_shown must be at least 1, curve_points at least 2, and budgets percentages."
-        )
-    scores, labels, expert_predictions = (given.cpu() for given in (scores, labels, expert_predictions))
-    sample = rivals(scores, expert_predictions, num_classes)
-    estimated = implied_estimates(scores, num_classes, loss)  # [N, K+J]
-    known: dict[str, Any] = {"regret": None, "estimates": None}
-    if eta is not None and accuracy is not None:
-        eta, accuracy = eta.cpu(), accuracy.cpu()
-        known["regret"] = regret(scores, expert_predictions, num_classes, eta, accuracy)
-        if estimated is not None:
-            known["estimates"] = estimate_errors(estimated, sample.expert, eta, accuracy)
-    budget = None
-    if held_out is not None:
-        margin = rivals(held_out[0].cpu(), held_out[2].cpu(), num_classes).margin
-        budget = under_budget(sample, labels, expert_predictions, margin, budgets)
+    if not all(0 <= budget <= 100 for budget in budgets):
+        raise UserError(f"evaluation.budgets={budgets} must be percentages between 0 and 100.")
+    believes, truth = outcome.vouches_for != "none", outcome.truth
     return {
-        **known,
-        "calibration": None if estimated is None else calibration(estimated, scores, labels, expert_predictions, bins),
-        "underfitting": underfitting(scores, labels, expert_predictions, num_classes, loss),
-        "posterior": posterior_profile(scores, num_classes, loss, labels_shown, eta),
-        "curve": curve_summary(*coverage_curve(sample, labels, expert_predictions), curve_points),
-        "budget": budget,
+        "regret": regret(outcome, truth) if truth else None,
+        "estimates": belief_errors(outcome, truth) if truth and believes else None,
+        "calibration": calibration(outcome, bins) if believes else None,
+        "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
+        "posterior": posterior_profile(outcome, labels_shown) if believes else None,
+        "curve": curve_summary(*coverage_curve(outcome), curve_points),
+        "budget": under_budget(outcome, held_out, budgets) if held_out else None,
     }
+
+
+def posterior_profile(outcome: Outcome, labels_shown: int) -> dict[str, list[float] | None]:
+    """The most probable labels in descending order, mean over x: as believed, as the experts leave them, and in truth."""
+    among = implied_distribution(outcome.beliefs, outcome.outputs.double())  # [N, K+J]
+    classes = outcome.num_classes
+    shown = {"before": outcome.beliefs[:, :classes], "after": among[:, :classes]}  # [N, K] each
+    profile: dict[str, list[float] | None] = {name: _profile(p, labels_shown) for name, p in shown.items()}
+    return profile | {"true": _profile(outcome.truth.eta, labels_shown) if outcome.truth else None}
+
+
+def _profile(probabilities: torch.Tensor, labels_shown: int) -> list[float]:
+    top = min(labels_shown, probabilities.shape[1])
+    return (100 * probabilities.topk(top).values.mean(dim=0)).tolist()

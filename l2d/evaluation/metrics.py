@@ -1,48 +1,115 @@
-"""The decision and the metrics of a deferral system, on the paper's 0-100 scale."""
+"""METRICS: every number that a run reports. Record, console, tables, figures and trackers read this list.
 
-from typing import Any
+Importing it does not import torch, so that the report can read names and labels alone.
+"""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-def decide(scores: Tensor, expert_predictions: Tensor, num_classes: int) -> Tensor:
-    """a = argmax(theta) [B]: below K predict class a, otherwise ask expert a - K. An expert without an answer is never asked."""
-    label = scores[:, :num_classes].max(dim=1)  # values and indices [B] each
-    expert = scores[:, num_classes:].masked_fill(expert_predictions < 0, -torch.inf).max(dim=1)
-    return torch.where(expert.values > label.values, num_classes + expert.indices, label.indices)  # [B]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-def evaluate(scores: Tensor, labels: Tensor, expert_predictions: Tensor, num_classes: int) -> dict[str, Any]:
-    """Every metric of the system from scores [B, K+J], labels [B] and expert_predictions [B, J]. Empty means are None."""
-    counts = tally(scores, labels, expert_predictions, num_classes).tolist()  # the device is waited for once
-    right, deferred, classifier_right, kept_right, asked_right, any_right = counts[:6]
-    total, num_experts = len(labels), expert_predictions.shape[1]
-    experts_right, experts_asked = counts[6 : 6 + num_experts], counts[6 + num_experts :]
-    return {
-        "system_error": 100 * (total - right) / total,
-        "coverage": 100 * (total - deferred) / total,
-        "classifier_accuracy": 100 * classifier_right / total,
-        "classifier_accuracy_kept": _percent(kept_right, total - deferred),
-        "expert_accuracy_deferred": _percent(asked_right, deferred),
-        "best_expert_accuracy": 100 * max(experts_right) / total,
-        "any_expert_correct": 100 * any_right / total,
-        "deferred_to": [100 * count / total for count in experts_asked],
-    }
+    from l2d.evaluation.outcome import Outcome
 
 
-def tally(scores: Tensor, labels: Tensor, expert_predictions: Tensor, num_classes: int) -> Tensor:
-    """The counts behind the metrics, in one tensor [6 + 2J] on the scores' device, without waiting for it."""
-    action = decide(scores, expert_predictions, num_classes)  # [B]
-    asked = action[:, None] == torch.arange(num_classes, scores.shape[1], device=scores.device)  # [B, J]
-    deferred = action >= num_classes  # [B]
-    expert_right = expert_predictions == labels[:, None]  # [B, J]
-    asked_right = (asked & expert_right).any(dim=1)  # [B]
-    classifier_right = scores[:, :num_classes].argmax(dim=1) == labels  # [B]
-    kept_right = classifier_right & ~deferred  # [B]
-    columns = (kept_right | asked_right, deferred, classifier_right, kept_right, asked_right, expert_right.any(dim=1))
-    return torch.cat([torch.stack(columns).sum(dim=1), expert_right.sum(dim=0), asked.sum(dim=0)])
+class Metric(NamedTuple):
+    """A number (or a list with one per expert) that is a function of an Outcome, on the 0-100 scale; None where undefined."""
+
+    name: str
+    label: str
+    better: Literal["lower", "higher"]
+    of: Callable[[Outcome], Any]
+    short: str = ""  # heading of a narrow column; headline metrics have one
+    role: Literal["headline", "reference", "detail"] = "detail"  # reference: what a reader compares a system with
 
 
-def _percent(part: int, whole: int) -> float | None:
-    return 100 * part / whole if whole else None
+def system_error(outcome: Outcome) -> float:
+    """Share of samples whose final answer, the classifier's or the asked expert's, is wrong."""
+    total = len(outcome.labels)
+    return 100 * (total - _count(outcome.right)) / total
+
+
+def coverage(outcome: Outcome) -> float:
+    """Share of samples that are not deferred."""
+    total = len(outcome.labels)
+    return 100 * (total - _count(outcome.decision.deferred)) / total
+
+
+def classifier_accuracy(outcome: Outcome) -> float:
+    """Accuracy of the predicted class on all samples, deferred or not."""
+    return 100 * _count(outcome.classifier_right) / len(outcome.labels)
+
+
+def classifier_accuracy_kept(outcome: Outcome) -> float | None:
+    """Accuracy of the predicted class on the samples that are not deferred."""
+    return _share(outcome.classifier_right, ~outcome.decision.deferred)
+
+
+def expert_accuracy_deferred(outcome: Outcome) -> float | None:
+    """Accuracy of the asked experts on the samples that are deferred."""
+    return _share(outcome.right, outcome.decision.deferred)
+
+
+def best_expert_accuracy(outcome: Outcome) -> float | None:
+    """Accuracy of the most accurate single expert, each over the answers it gave."""
+    return max((a for a in expert_accuracy(outcome) if a is not None), default=None)
+
+
+def majority_vote_accuracy(outcome: Outcome) -> float | None:
+    """Accuracy of the answer most experts gave (ties: that of the first expert among them), where anybody answered."""
+    return _share(outcome.majority == outcome.labels, outcome.recorded.any(dim=1))
+
+
+def any_expert_correct(outcome: Outcome) -> float:
+    """Share of samples on which at least one expert is right: what perfect routing to experts alone would reach."""
+    return 100 * _count(outcome.experts_right.any(dim=1)) / len(outcome.labels)
+
+
+def deferred_to(outcome: Outcome) -> list[float]:
+    """Share of samples on which each expert is asked."""
+    return [100 * count / len(outcome.labels) for count in outcome.decision.asked.sum(dim=0).tolist()]
+
+
+def expert_accuracy(outcome: Outcome) -> list[float | None]:
+    """Accuracy of each expert over the answers it gave."""
+    right, given = outcome.experts_right.sum(dim=0).tolist(), outcome.recorded.sum(dim=0).tolist()
+    return [100 * hits / answers if answers else None for hits, answers in zip(right, given, strict=True)]
+
+
+def answered(outcome: Outcome) -> list[float]:
+    """Share of samples for which each expert's answer is recorded."""
+    return [100 * count / len(outcome.labels) for count in outcome.recorded.sum(dim=0).tolist()]
+
+
+METRICS: list[Metric] = [
+    Metric("system_error", "System error (%)", "lower", system_error, "Err", "headline"),
+    Metric("coverage", "Coverage (%)", "higher", coverage, "Cov", "headline"),
+    Metric("classifier_accuracy", "Classifier accuracy (%)", "higher", classifier_accuracy, "Acc", "headline"),
+    Metric("classifier_accuracy_kept", "Classifier accuracy where kept (%)", "higher", classifier_accuracy_kept),
+    Metric("expert_accuracy_deferred", "Expert accuracy where asked (%)", "higher", expert_accuracy_deferred),
+    Metric("best_expert_accuracy", "Best single expert (%)", "higher", best_expert_accuracy, role="reference"),
+    Metric("majority_vote_accuracy", "Majority vote (%)", "higher", majority_vote_accuracy, role="reference"),
+    Metric("any_expert_correct", "Any expert right (%)", "higher", any_expert_correct, role="reference"),
+    Metric("deferred_to", "Deferred to each expert (%)", "higher", deferred_to),
+    Metric("expert_accuracy", "Accuracy of each expert (%)", "higher", expert_accuracy),
+    Metric("answered", "Answered by each expert (%)", "higher", answered),
+]
+HEADLINE = [metric for metric in METRICS if metric.role == "headline"]
+REFERENCE = [metric for metric in METRICS if metric.role == "reference"]
+
+
+def measure(outcome: Outcome, metrics: list[Metric]) -> dict[str, Any]:
+    """name -> value of each metric."""
+    return {metric.name: metric.of(outcome) for metric in metrics}
+
+
+def _count(where: Tensor) -> int:
+    return int(where.sum())
+
+
+def _share(right: Tensor, among: Tensor) -> float | None:
+    """Percentage of `right` [N] in the samples `among` [N]; None where there are none."""
+    total = _count(among)
+    return 100 * _count(right & among) / total if total else None

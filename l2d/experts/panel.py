@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor, from_numpy
 
-from l2d.data.dataset import Dataset
+from l2d.data.dataset import MISSING, Dataset
 from l2d.errors import UserError
-from l2d.experts.simulator import MISSING, confusion_matrix, simulate, table_dtype, uniform_confusion
+from l2d.experts.simulator import confusion_matrix, simulate, table_dtype, uniform_confusion
 
 Ids = list[str | int] | str | int  # of annotators
 _STREAMS = {"test": 0, "train": 1}  # training epoch e (resample=per_epoch) uses stream 1 + e
@@ -15,7 +15,11 @@ _STREAMS = {"test": 0, "train": 1}  # training epoch e (resample=per_epoch) uses
 
 @dataclass
 class ExpertPanel:
-    """J experts: the `recorded` ones first, then those simulated from accuracies or from confusions."""
+    """J experts: the `recorded` ones first, then those simulated from accuracies or from confusions.
+
+    A panel of recorded answers alone is ExpertPanel(names, recorded={"train": [N, J], "test": [N, J]}), with -1 where an
+    expert did not answer.
+    """
 
     names: list[str]
     matrix: np.ndarray | None = None  # [J, K], where every expert is simulated from it
@@ -23,22 +27,19 @@ class ExpertPanel:
     confusion: np.ndarray | None = None  # [number of simulated, K, K]
     resample: str = "once"
     seed: int = 0
-    _tables: dict[str, tuple[Tensor, int, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def num(self) -> int:
         return len(self.names)
 
-    def predictions(self, split: str, labels: Tensor, epoch: int = 0) -> Tensor:
-        """The table [N, J]; redrawn for every training epoch only if `resample` is `per_epoch`, and kept until then."""
-        stream = _STREAMS[split] + (epoch if split == "train" and self.resample == "per_epoch" else 0)
-        kept = self._tables.get(split)
-        if kept is None or kept[0] is not labels or kept[1] != stream:
-            self._tables.pop(split, None)  # the old table goes before the new one comes
-            kept = self._tables[split] = (labels, stream, self._draw(split, labels, stream))
-        return kept[2]
+    @property
+    def redraws(self) -> bool:
+        """Whether the training split is answered anew in every epoch."""
+        return self.resample == "per_epoch"
 
-    def _draw(self, split: str, labels: Tensor, stream: int) -> Tensor:
+    def answers(self, split: str, labels: Tensor, epoch: int = 0) -> Tensor:
+        """The table [N, J] of a split with these labels; training epochs differ only if `resample` is `per_epoch`."""
+        stream = _STREAMS[split] + (epoch if split == "train" and self.redraws else 0)
         simulated = self.confusion if self.matrix is None else self.matrix
         tables = [self.recorded[split]] if self.recorded else []
         if simulated is not None:
@@ -48,9 +49,8 @@ class ExpertPanel:
 
 def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: str, seed: int) -> ExpertPanel:
     """What an `experts=` target returned, as a panel: an accuracy matrix [J, K] is simulated, a panel stays itself."""
-    if resample not in ("once", "per_epoch"):
-        raise UserError(f"experts.resample={resample} must be once or per_epoch.")
     if isinstance(experts, ExpertPanel):
+        _check_recorded(experts, dataset)
         return experts
     matrix = np.asarray(experts, dtype=float)
     if matrix.ndim != 2 or matrix.shape[1] != dataset.num_classes or not ((matrix >= 0) & (matrix <= 1)).all():
@@ -59,6 +59,17 @@ def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: 
             f"{dataset.num_classes} classes] with entries between 0 and 1."
         )
     return ExpertPanel([f"expert_{j}" for j in range(len(matrix))], matrix, resample=resample, seed=seed)
+
+
+def _check_recorded(panel: ExpertPanel, dataset: Dataset) -> None:
+    """Refuse recorded answers that do not fit the dataset's samples and classes."""
+    for split, table in panel.recorded.items():
+        wanted = (len(getattr(dataset, split)), panel.num - (0 if panel.confusion is None else len(panel.confusion)))
+        if table.shape != wanted or not ((table >= MISSING) & (table < dataset.num_classes)).all():
+            raise UserError(
+                f"The experts' recorded answers on {split} have shape {table.shape}; they must be [{wanted[0]} samples, "
+                f"{wanted[1]} experts] with classes from 0 to {dataset.num_classes - 1}, or -1 for no answer."
+            )
 
 
 def human(dataset: Dataset, num: int | None, annotators: Ids | None = None) -> ExpertPanel:

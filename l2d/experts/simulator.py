@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from l2d.data.listing import MISSING
+from l2d.data.dataset import MISSING
 
 _CHUNK = 1 << 16
 

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from l2d.config import config_dir, register_resolvers
+from l2d.config import config_dir
 from l2d.errors import errors_as_sentences
+from l2d.identity import register_resolvers
 
 DESCRIPTION = """\
 Report on the data and experts of a configuration, without training: images per split and class, image sizes,

@@ -16,12 +16,12 @@ from rich.table import Table
 
 from l2d.config import build, check
 from l2d.data import Dataset
-from l2d.data.cache import available_memory
 from l2d.data.files import ImageFiles, open_image
 from l2d.errors import UserError
 from l2d.experts import ExpertPanel
 from l2d.experts.simulator import MISSING
 from l2d.inspect.sheet import draw_sheet, spread
+from l2d.place.memory import available_memory
 from l2d.train import load_dataset, load_panel
 from l2d.training.device import Device
 from l2d.training.schedule import make_schedule

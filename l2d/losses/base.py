@@ -1,7 +1,7 @@
 """Bases: phi(scores, y) + sum_j w_j phi(scores, K + j), one value per sample, in its stable form.
 
-Each has an estimator: (scores [..., K+J], K) -> [eta_1..eta_K, Acc_1..Acc_J] as the scores imply them. The expert with
-the highest score is the one that every formulation vouches for; vanilla vouches for all of them.
+Each has its beliefs: (scores [..., K+J], K) -> [eta_1..eta_K, Acc_1..Acc_J] as the scores imply them at the minimum of the
+risk. Both are monotone in the scores with one common denominator, so the most probable action is argmax(scores).
 """
 
 from collections.abc import Callable
@@ -29,17 +29,16 @@ def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     return targets
 
 
-def ce_estimates(scores: Tensor, num_classes: int) -> Tensor:
+def ce_beliefs(scores: Tensor, num_classes: int) -> Tensor:
     """softmax_k / (1 - sum_j softmax_{K+j}); an expert's can pass 1 away from the optimum, and is capped far above it."""
     classes = scores[..., :num_classes].logsumexp(dim=-1, keepdim=True)  # [..., 1]
     return (scores - classes).clamp(max=50).exp()  # [..., K+J]
 
 
-def ova_estimates(scores: Tensor, num_classes: int) -> Tensor:
+def ova_beliefs(scores: Tensor, num_classes: int) -> Tensor:
     """sigmoid of every column."""
     return scores.sigmoid()  # [..., K+J]
 
 
 BASES = {"ce": ce, "ova": ova}
-# A base of one's own may be entered here; without an estimator all but its estimates is evaluated.
-ESTIMATORS: dict[Callable | None, Callable[[Tensor, int], Tensor]] = {ce: ce_estimates, ova: ova_estimates}
+BELIEFS: dict[Callable, Callable[[Tensor, int], Tensor]] = {ce: ce_beliefs, ova: ova_beliefs}

@@ -1,5 +1,8 @@
 """Formulations: (expert_scores [B, J], correct [B, J]) -> weights w [B, J] of the expert columns."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -26,3 +29,5 @@ def _where_correct(picked: Tensor, expert_scores: Tensor, correct: Tensor) -> Te
 
 
 FORMULATIONS = {"vanilla": vanilla, "picce": picce, "pice": pice}
+# The experts whose believed accuracy can be relied on at the minimum of the risk: all, or the one with the highest score.
+VOUCHES_FOR: dict[Callable, Literal["all", "top"]] = {vanilla: "all", picce: "top", pice: "top"}

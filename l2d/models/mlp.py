@@ -5,8 +5,8 @@ from math import prod
 
 from torch import nn
 
-from l2d.data.cache import available_memory
 from l2d.errors import UserError
+from l2d.place.memory import available_memory
 
 
 class MLP(nn.Sequential):

@@ -9,8 +9,8 @@ import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 
-from l2d.config import FREE_GROUPS, FREE_KEYS, choices, fingerprint
 from l2d.errors import UserError
+from l2d.identity import FREE_GROUPS, FREE_KEYS, choices, fingerprint
 
 METRICS = ("system_error", "coverage", "classifier_accuracy")
 BLOCK = ["dataset", "experts", "setting"]  # one table of the report

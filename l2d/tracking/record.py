@@ -21,8 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
-from l2d.config import fingerprint, identity
 from l2d.errors import UserError, sentence
+from l2d.identity import fingerprint, settings
 
 HEADLINE = ("system_error", "coverage", "classifier_accuracy")
 
@@ -99,8 +99,11 @@ class RunFolder:
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
         return whole
 
-    def write_weights(self, save: Callable[[BinaryIO], None]) -> None:
-        atomic_write(self.path / "model.pt", save)
+    def write_weights(self, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+        from safetensors.torch import save
+
+        content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+        atomic_write(self.path / "model.safetensors", lambda file: file.write(content))
 
     def _write(self, name: str, text: str, durable: bool = True) -> None:
         atomic_write(self.path / name, lambda file: file.write(text.encode()), durable)
@@ -123,7 +126,7 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return
-        theirs, ours = _flat(identity(DictConfig(OmegaConf.load(saved)))), _flat(identity(self.cfg))
+        theirs, ours = _flat(settings(DictConfig(OmegaConf.load(saved)))), _flat(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
         if different:
             raise UserError(
@@ -147,7 +150,7 @@ class Spectator(RunFolder):
     def _write(self, name: str, text: str, durable: bool = True) -> None:
         pass
 
-    def write_weights(self, save: Callable[[BinaryIO], None]) -> None:
+    def write_weights(self, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
         pass
 
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from l2d.config import choices
 from l2d.errors import UserError
+from l2d.identity import choices
 from l2d.tracking.record import HEADLINE, environment
 
 START_SECONDS = 5  # that W&B may hold up a run before it is kept offline

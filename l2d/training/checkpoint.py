@@ -3,76 +3,96 @@
 import hashlib
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from l2d.errors import UserError, notice
-from l2d.tracking.record import atomic_write
+from l2d.atomic import atomic_write
+from l2d.errors import UserError, notify
 
 NAMES = ("checkpoint.pt", "checkpoint.previous.pt")
-_MAGIC = b"l2d checkpoint 1\n"
+_MAGIC, _MAGIC_BEFORE = b"l2d checkpoint 2\n", b"l2d checkpoint 1\n"
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Atomic; the checkpoint before this one stays beside it."""
-    latest, previous = (folder / name for name in NAMES)
-    payload = io.BytesIO()
-    torch.save(state, payload)
-    content = payload.getbuffer()
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints in a run's folder; those of another setting, or on other data, are refused by their fingerprint."""
 
-    def write(file: BinaryIO) -> None:
-        file.write(_MAGIC + hashlib.sha256(content).digest())
-        file.write(content)
-        file.flush()
-        if latest.exists():
-            os.replace(latest, previous)
+    folder: Path
+    fingerprint: str
 
-    atomic_write(latest, write)
+    def save(self, state: dict[str, Any]) -> None:
+        """Write atomically; the checkpoint before this one stays beside it."""
+        latest, previous = (self.folder / name for name in NAMES)
+        payload = io.BytesIO()
+        torch.save({**state, "fingerprint": self.fingerprint}, payload)
+        content = payload.getbuffer()
+
+        def write(file: BinaryIO) -> None:
+            file.write(_MAGIC + hashlib.sha256(content).digest())
+            file.write(content)
+            file.flush()
+            if latest.exists():
+                os.replace(latest, previous)
+
+        atomic_write(latest, write)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """The state in a checkpoint of this setting; a sentence if it is anything else. Nothing in it is run."""
+        state = read_checkpoint(path)
+        if state["fingerprint"] != self.fingerprint:
+            raise UserError(
+                f"{path} belongs to another setting or to other data ({state['fingerprint']}, and this is {self.fingerprint})."
+            )
+        return state
+
+    def latest(self) -> dict[str, Any] | None:
+        """The newest good checkpoint; None if there is none at all; a sentence if all are damaged."""
+        problems = []
+        for path in (self.folder / name for name in NAMES):
+            if not path.exists():
+                continue
+            try:
+                state = self.load(path)
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            if problems:
+                notify(f"{problems[0]} Going on from the checkpoint before it.")
+            return state
+        if problems:
+            raise UserError(f"{' '.join(problems)} No good checkpoint is left, and resume=never starts from zero.")
+        return None
+
+    def existing(self) -> Path | None:
+        """The newest checkpoint file, good or not."""
+        return next((path for path in (self.folder / name for name in NAMES) if path.exists()), None)
+
+    def remove(self) -> None:
+        for name in NAMES:
+            (self.folder / name).unlink(missing_ok=True)
 
 
-def load_checkpoint(path: Path, fingerprint: str) -> dict[str, Any]:
-    """The state in a checkpoint of the setting with this fingerprint; a sentence if it is anything else. Nothing in it is run."""
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint file of any setting; a sentence if it is damaged. Nothing in it is run."""
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); resume takes auto, never or the path of a checkpoint."
         ) from error
+    if content[: len(_MAGIC)] == _MAGIC_BEFORE:
+        raise UserError(
+            f"{path} was written by l2d 0.1, whose checkpoints do not say on which data; resume=never starts from zero."
+        )
     digest, payload = content[len(_MAGIC) : len(_MAGIC) + 32], content[len(_MAGIC) + 32 :]
     if content[: len(_MAGIC)] != _MAGIC or hashlib.sha256(payload).digest() != digest:
         raise UserError(f"{path} is damaged or no checkpoint (its checksum does not fit).")
     try:
-        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
             f"{path} holds more than tensors and plain values, and is refused (nothing was run)."
         ) from error
-    if state["fingerprint"] != fingerprint:
-        raise UserError(f"{path} belongs to another setting ({state['fingerprint']}, and this is {fingerprint}).")
-    return state
-
-
-def latest_checkpoint(folder: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The newest good checkpoint of a run's folder; None if it has none at all; a sentence if all are damaged."""
-    problems = []
-    for path in (folder / name for name in NAMES):
-        if not path.exists():
-            continue
-        try:
-            state = load_checkpoint(path, fingerprint)
-        except UserError as error:
-            problems.append(str(error))
-            continue
-        if problems:
-            notice(f"{problems[0]} Going on from the checkpoint before it.")
-        return state
-    if problems:
-        raise UserError(f"{' '.join(problems)} No good checkpoint is left, and resume=never starts from zero.")
-    return None
-
-
-def remove_checkpoints(folder: Path) -> None:
-    for name in NAMES:
-        (folder / name).unlink(missing_ok=True)

@@ -2,70 +2,81 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from l2d.data.loader import Batch, Loader
-from l2d.training.device import Device
+from l2d.data import Batch, Loader
+from l2d.place import Place
 from l2d.training.state import TrainingState
 
+OnStep = Callable[[int, int, float], None]  # finished epochs, step, mean loss
 
-def fit(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    loader: Loader,
-    state: TrainingState,
-    on_step: Callable[[int, int, float], None],
-) -> Iterator[dict[str, Any]]:
-    """Train from where `state` is, and yield a row after every epoch; `on_step(epoch, step, loss)` every `log_every` steps."""
-    settings, device, optimizer, scaler = state.settings, state.device, state.optimizer, state.scaler
-    while state.epoch < settings.epochs:
-        model.train()
+
+def fit(state: TrainingState, loader: Loader, on_step: OnStep) -> Iterator[dict[str, Any]]:
+    """Train every stage from where `state` is, and yield a row after every epoch; `on_step` every `log_every` steps."""
+    while state.finished_epochs < state.total_epochs:
         started, first = time.perf_counter(), state.step
-        for images, *targets in loader.epoch(state.epoch, start=state.step):
-            with device.autocast():
-                scores = model(images)
-            loss = loss_fn(scores, *targets)
-            optimizer.zero_grad(set_to_none=True)
-            if not state.refuses(loss):
-                scaler.scale(loss).backward()
-                if settings.clip_grad:
-                    scaler.unscale_(optimizer)
-                    nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
-                scaler.step(optimizer)
-                scaler.update()
-            state.schedule.step()
-            state.advance(loss)
-            if state.step % settings.log_every == 0:
-                on_step(state.epoch, state.step, state.mean_loss())  # the one place where the device is waited for
-            state.save_if_due()
+        train_epoch(state, loader, on_step)
+        images = (state.step - first) * loader.batch_size * state.place.ranks.count
         yield {
-            "epoch": state.epoch + 1,
+            "epoch": state.finished_epochs + 1,
+            **({"stage": state.current.name} if len(state.stages) > 1 else {}),
             "loss": state.mean_loss(),
-            "lr": optimizer.param_groups[0]["lr"],
-            "images_per_second": (state.step - first)
-            * loader.batch_size
-            * state.ranks.count
-            / (time.perf_counter() - started),
+            "lr": state.optimizer.param_groups[0]["lr"],
+            "images_per_second": images / (time.perf_counter() - started),
         }
         state.next_epoch()
 
 
-def predict(model: nn.Module, loader: Loader, device: Device) -> tuple[Tensor, ...]:
-    """Scores [N, K+J] of a whole split, in float32, and behind them the targets that came with its images."""
-    scored = [score(model, batch, device, loader.batch_size) for batch in loader.epoch()]
-    return tuple(torch.cat(column) for column in zip(*scored, strict=True))
+def train_epoch(state: TrainingState, loader: Loader, on_step: OnStep) -> None:
+    """The steps that are left of the current epoch. The device is waited for at the log interval and for checkpoints."""
+    settings, optimizer, scaler, place = state.settings, state.optimizer, state.scaler, state.place
+    model, loss_of = state.model, state.current.loss
+    state.train_mode()
+    for batch in loader.epoch(state.finished_epochs, start=state.step):
+        with place.autocast():
+            outputs = model(batch.inputs)
+        loss = loss_of(outputs, batch)
+        optimizer.zero_grad(set_to_none=True)
+        if not state.should_skip(loss):
+            scaler.scale(loss).backward()
+            if settings.clip_grad:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
+            scaler.step(optimizer)
+            scaler.update()
+        state.schedule.step()
+        state.advance(loss)
+        if state.step % settings.log_every == 0:
+            on_step(state.finished_epochs, state.step, state.mean_loss())
+        state.save_if_due()
+
+
+class Predicted(NamedTuple):
+    """A whole split as the system sees it, on the CPU, in the split's order."""
+
+    outputs: Tensor  # [N, *] float32
+    labels: Tensor  # [N]
+    answers: Tensor  # [N, J]
+    index: Tensor  # [N] which samples of the split: all of them, but for images that could not be read
+
+
+def predict(system: nn.Module, loader: Loader) -> Predicted:
+    """The outputs of a whole split on every rank, beside the labels and answers that came with its inputs."""
+    parts = [(forward(system, batch, loader.place, loader.batch_size), *batch[1:]) for batch in loader.epoch()]
+    columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Predicted(*(loader.place.ranks.gather(column).cpu() for column in columns))
 
 
 @torch.no_grad()
-def score(model: nn.Module, batch: Batch, device: Device, rows: int = 0) -> tuple[Tensor, ...]:
-    """The same of one batch, filled up to `rows` images: another shape would have to be compiled or tuned for as well."""
-    images, *targets = batch
-    missing = max(rows - len(images), 0)
-    filled = F.pad(images, (0,) * 7 + (missing,)) if missing else images
-    with device.autocast():
-        scores = model.eval()(filled)
-    return (scores[: len(images)].float(), *targets)
+def forward(system: nn.Module, batch: Batch, place: Place, rows: int = 0) -> Tensor:
+    """Outputs [B, *] of one batch in float32; padded to `rows` inputs for the pass, to reuse a batch shape that is
+    already compiled or tuned for."""
+    missing = max(rows - len(batch.inputs), 0)
+    inputs = F.pad(batch.inputs, (0,) * (2 * batch.inputs.dim() - 1) + (missing,)) if missing else batch.inputs
+    with place.autocast():
+        outputs = system.eval()(inputs)
+    return outputs[: len(batch.inputs)].float()

@@ -2,53 +2,95 @@
 
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from l2d.config import fingerprint, plain
+from l2d.config import build, plain
+from l2d.data import Loader
 from l2d.errors import UserError
-from l2d.tracking.record import RunFolder
-from l2d.training.checkpoint import NAMES, save_checkpoint
-from l2d.training.device import Device, random_state, restore_random_state
-from l2d.training.ranks import Ranks
+from l2d.place.place import random_state, restore_random_state
+from l2d.systems import Stage, System
+from l2d.training.checkpoint import Checkpoints
+from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
 
 
 class TrainingState:
-    """The position (epoch, step), the running loss, and all that changes while a model is trained."""
+    """The position (stage, epoch, step), the losses of the epoch, and all that changes while a system is trained."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        model: nn.Module,
-        optimizer: Optimizer,
-        schedule: LambdaLR,
-        steps_per_epoch: int,
-        settings: DictConfig,
-        device: Device,
-        ranks: Ranks,
-        stop: StopSignal,
-    ):
-        self.folder, self.model, self.optimizer, self.schedule = folder, model, optimizer, schedule
-        self.steps_per_epoch = steps_per_epoch
-        self.settings = SimpleNamespace(**plain(settings))  # asked several times a step, for which a config is too slow
-        self.device, self.ranks, self.stop = device, ranks, stop
-        self.scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
-        self.epoch = self.step = self.skipped = 0
-        self.losses = torch.zeros(steps_per_epoch, device=device.device)  # of the epoch's steps
-        self.saved, self.saved_epoch = time.monotonic(), 0
-        # A device that works ahead is asked only at the log interval; the CPU has nothing to wait for.
-        self.look_every = settings.log_every if device.device.type == "cuda" else 1
+    def __init__(self, cfg: DictConfig, system: System, loader: Loader, checkpoints: Checkpoints, stop: StopSignal):
+        self.cfg, self.system, self.place, self.checkpoints, self.stop = cfg, system, loader.place, checkpoints, stop
+        if loader.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in system.modules()):
+            raise UserError(
+                "A batch of one sample leaves batch norm nothing to compare; use a trainer.batch_size of at least 2."
+            )
+        self.settings = SimpleNamespace(**plain(cfg.trainer))  # read several times a step; a DictConfig is too slow
+        self.stages = system.stages()
+        self.frozen = {id(p) for p in system.parameters() if not p.requires_grad}
+        self.steps_per_epoch = len(loader)
+        self.stage = self.epoch = self.step = self.skipped = 0
+        self.rows: list[dict[str, Any]] = []  # of metrics.csv
+        self.losses = torch.zeros(len(loader), device=self.place.device)  # of the epoch's steps
+        self.saved, self.epochs_since_save = time.monotonic(), 0
+        # A GPU works ahead of the host and is waited for only at the log interval; the CPU has nothing to wait for.
+        self.check_every = self.settings.log_every if self.place.device.type == "cuda" else 1
+        self.begin_stage(0)
 
-    def refuses(self, loss: Tensor) -> bool:
+    def begin_stage(self, number: int) -> None:
+        """Freeze all but the parameters of a stage and start its optimiser and schedule."""
+        self.stage, self.epoch, self.step = number, 0, 0
+        stage = self.stages[number]
+        trained = {id(p) for p in stage.parameters} - self.frozen
+        for parameter in self.system.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+        parameters = [p for p in stage.parameters if p.requires_grad]
+        if not parameters:
+            raise UserError(f"freeze={plain(self.cfg.freeze)} leaves stage {stage.name} nothing to train; freeze less.")
+        # fused CPU optimisers do not support GradScaler
+        fused = self.place.device.type == "cuda" or (self.place.device.type == "cpu" and self.place.precision != "fp16")
+        self.optimizer = build(self.cfg, "optim", params=parameters, fused=fused)
+        optim, epochs = self.cfg.optim, self.stage_epochs(number)
+        self.schedule = make_schedule(self.optimizer, optim.schedule, self.steps_per_epoch, epochs, optim.warmup_epochs)
+        self.scaler = torch.amp.GradScaler(self.place.device.type, enabled=self.place.precision == "fp16")
+        self.model = self.place.ranks.wrap(self.system, self.settings.sync_batchnorm, self.place.device)
+
+    @property
+    def current(self) -> Stage:
+        return self.stages[self.stage]
+
+    def stage_epochs(self, number: int) -> int:
+        return self.stages[number].epochs or self.settings.epochs
+
+    @property
+    def total_epochs(self) -> int:
+        return sum(self.stage_epochs(number) for number in range(len(self.stages)))
+
+    @property
+    def finished_epochs(self) -> int:
+        """Over all stages."""
+        return self.epoch + sum(self.stage_epochs(number) for number in range(self.stage))
+
+    def train_mode(self) -> None:
+        """Training mode for all that is trained; what is frozen stays as evaluation sees it (batch norm, dropout)."""
+        self.model.train()
+        if all(p.requires_grad for p in self.system.parameters()):
+            return
+        for module in self.system.modules():
+            parameters = list(module.parameters())
+            if parameters and not any(p.requires_grad for p in parameters):
+                module.eval()
+
+    def should_skip(self, loss: Tensor) -> bool:
         """Whether this step is left out: only if `skip_nonfinite` allows it (which waits for the device every step)."""
-        if not self.settings.skip_nonfinite or self.ranks.agree(0 if math.isfinite(loss.item()) else 1) == 0:
+        if not self.settings.skip_nonfinite:
+            return False
+        if self.place.ranks.all_reduce_max(0 if math.isfinite(loss.item()) else 1) == 0:
             return False
         self.skipped += 1
         if self.skipped > self.settings.skip_nonfinite:
@@ -58,36 +100,40 @@ class TrainingState:
     def advance(self, loss: Tensor) -> None:
         self.losses[self.step] = loss.detach()
         self.step += 1
-        if self.step % self.look_every == 0:
+        if self.step % self.check_every == 0:
             self.mean_loss()
 
     def mean_loss(self) -> float:
-        """The epoch's mean so far, over all ranks; refuses to go on after a loss that was no number, unless it was skipped."""
+        """The epoch's mean so far, over all ranks; waits for the device. Fails after a NaN or infinite loss that was not skipped."""
         losses = self.losses[: self.step]
         if self.settings.skip_nonfinite:
             losses = losses.nan_to_num(0, 0, 0)
-        total = self.ranks.mean(losses.sum().item())
+        total = self.place.ranks.mean(losses.sum().item())
         if not math.isfinite(total):
             good = int(losses.isfinite().long().cumprod(0).sum())  # steps before the first bad one
-            self._fail(-self.ranks.agree(-good) + 1)
+            self._fail(-self.place.ranks.all_reduce_max(-good) + 1)
         return total / max(self.step, 1)
 
     def next_epoch(self) -> None:
+        """Move on to the next epoch, or to the first of the next stage, with a checkpoint if one is due."""
         self.epoch, self.step = self.epoch + 1, 0
+        self.epochs_since_save += 1
         self.losses.zero_()
-        if self.epoch == self.settings.epochs:
-            return  # what is left is to write the result
-        if self.settings.checkpoint_epochs and self.epoch - self.saved_epoch >= self.settings.checkpoint_epochs:
+        if self.finished_epochs == self.total_epochs:
+            return  # only the result remains to be written
+        if self.epoch == self.stage_epochs(self.stage):
+            self.begin_stage(self.stage + 1)
+        if self.settings.checkpoint_epochs and self.epochs_since_save >= self.settings.checkpoint_epochs:
             self.save()
         self.save_if_due()  # an epoch may be shorter than the interval at which the device is asked
 
     def save_if_due(self) -> None:
         """Between steps: a checkpoint if the interval has passed, and one to stop on if a signal came to any rank."""
-        if self.step % self.look_every:
+        if self.step % self.check_every:
             return
         minutes = self.settings.checkpoint_minutes
         due = minutes is not None and time.monotonic() - self.saved >= 60 * minutes
-        asked = self.ranks.agree(2 * self.stop.received + due)
+        asked = self.place.ranks.all_reduce_max(2 * self.stop.received + due)
         if asked:
             self.save()
         if asked // 2:
@@ -97,49 +143,65 @@ class TrainingState:
     def save(self) -> None:
         self.mean_loss()
         state = {
-            "fingerprint": fingerprint(self.folder.cfg),
-            "ranks": self.ranks.count,
-            "epoch": self.epoch,
-            "step": self.step,
+            "ranks": self.place.ranks.count,
+            "position": [self.stage, self.epoch, self.step],
             "skipped": self.skipped,
-            "rows": self.folder.rows,
-            "model": self.model.state_dict(),
+            "rows": self.rows,
+            "system": self.system.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "own": self.ranks.collect({"losses": self.losses.cpu(), "random": random_state(self.device.device)}),
+            "own": self.place.ranks.collect({"losses": self.losses.cpu(), "random": random_state(self.place.device)}),
         }
-        if self.ranks.first:
-            save_checkpoint(self.folder.path, state)
-        self.saved, self.saved_epoch = time.monotonic(), self.epoch
+        if self.place.ranks.first:
+            self.checkpoints.save(state)
+        self.saved, self.epochs_since_save = time.monotonic(), 0
+
+    def restore(self) -> bool:
+        """Go to the checkpoint that `resume` means, if there is one; return whether there is."""
+        if self.cfg.resume == "never" or self.cfg.force:
+            self.checkpoints.remove()
+            return False
+        saved = self.checkpoints.latest() if self.cfg.resume == "auto" else self.checkpoints.load(Path(self.cfg.resume))
+        if saved:
+            self.load(saved)
+        position, ranks = self.finished_epochs * self.steps_per_epoch + self.step, self.place.ranks
+        if ranks.all_reduce_max(position) != -ranks.all_reduce_max(-position):
+            raise UserError(
+                "The processes do not find the same checkpoints; put output_dir on a disk that all of them share."
+            )
+        return saved is not None
 
     def load(self, state: dict[str, Any]) -> None:
-        if state["ranks"] != self.ranks.count:
+        """Go to where the checkpoint was written."""
+        if state["ranks"] != self.place.ranks.count:
             raise UserError(
                 f"This run was started with {state['ranks']} processes and continues exactly only with as many, "
-                f"not {self.ranks.count}; use that number, or resume=never."
+                f"not {self.place.ranks.count}; use that number, or resume=never."
             )
         try:
-            self.model.load_state_dict(state["model"])
+            self.system.load_state_dict(state["system"])
         except RuntimeError as error:
             raise UserError(
                 "The checkpoint's weights are those of another architecture or number of experts."
             ) from error
+        stage, epoch, step = state["position"]
+        if stage != self.stage:
+            self.begin_stage(stage)
+        self.epoch, self.step, self.skipped = epoch, step, state["skipped"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.step, self.skipped = state["epoch"], state["step"], state["skipped"]
-        self.saved_epoch = self.epoch
-        own = state["own"][self.ranks.rank]
+        own = state["own"][self.place.ranks.rank]
         self.losses.copy_(own["losses"])
-        self.folder.rows[:] = state["rows"]
-        restore_random_state(own["random"], self.device.device)
+        self.rows[:] = state["rows"]
+        restore_random_state(own["random"], self.place.device)
 
     def _fail(self, step: int, after: str = "") -> None:
         lr = self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](self.epoch * self.steps_per_epoch + step - 1)
-        good = next((path for path in (self.folder.path / name for name in NAMES) if path.exists()), None)
+        good = self.checkpoints.existing()
         raise UserError(
-            f"The loss was not finite at epoch {self.epoch + 1}, step {step} (learning rate {lr:.3g}){after}; "
+            f"The loss was not finite at epoch {self.finished_epochs + 1}, step {step} (learning rate {lr:.3g}){after}; "
             + (f"the last good checkpoint is {good}; " if good else "there is no checkpoint before it; ")
             + "lower optim.lr, set trainer.clip_grad, or allow some such steps with trainer.skip_nonfinite."
         )

@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -17,22 +18,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 from l2d.errors import UserError, sentence
 
-# A rank that waits longer than this for another takes it for dead.
-PATIENCE = timedelta(seconds=50)
-# The rank that keeps the noticeboard stays this long after a failure, so that the others can read the reason.
-FAREWELL = 2.0
-_MEETINGS = itertools.count()  # the cells of a sweep share a store, and must not read each other's keys
+# A collective that waits longer than this for another rank fails.
+COLLECTIVE_TIMEOUT = timedelta(seconds=50)
+# Rank 0 hosts the store and stays this long after a failure, so that the others can read the reason.
+SHUTDOWN_GRACE_S = 2.0
+_RUN_NUMBER = itertools.count()  # the cells of a sweep share one store, so each has a key prefix of its own
 
 
 class Ranks:
-    """`count` processes, of which this is number `rank`; everything is a no-op when it is alone.
+    """`count` processes, of which this is number `rank` (torchrun's or Slurm's); everything is a no-op when it is alone.
 
     `with ranks:` around what they do together: an error in one ends all of them, each with its reason.
     """
 
-    def __init__(self) -> None:
-        environment = os.environ
-        self.noticeboard: dist.Store | None = None
+    rank, count, local = 0, 1, 0
+
+    @classmethod
+    def alone(cls) -> "Ranks":
+        """This process by itself, whatever launched it."""
+        return cls({})
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self.failure_store: dist.Store | None = None
         if "RANK" in environment and "WORLD_SIZE" in environment:  # torchrun
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         elif (
@@ -42,7 +49,6 @@ class Ranks:
         ):
             names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
         else:
-            self.rank, self.count, self.local = 0, 1, 0
             return
         self.rank, self.count, self.local = (int(environment.get(name, 0)) for name in names)
 
@@ -59,11 +65,11 @@ class Ranks:
             )
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        store, *_ = next(dist.rendezvous("env://", self.rank, self.count, timeout=PATIENCE))
-        self.noticeboard = dist.PrefixStore(f"l2d/{next(_MEETINGS)}", store)
+        store, *_ = next(dist.rendezvous("env://", self.rank, self.count, timeout=COLLECTIVE_TIMEOUT))
+        self.failure_store = dist.PrefixStore(f"l2d/{next(_RUN_NUMBER)}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
-            backend, store=self.noticeboard, rank=self.rank, world_size=self.count, timeout=PATIENCE
+            backend, store=self.failure_store, rank=self.rank, world_size=self.count, timeout=COLLECTIVE_TIMEOUT
         )
 
     def __enter__(self) -> "Ranks":
@@ -72,27 +78,27 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the group. What went wrong here is put up for the others; what came from another is told in its words."""
+        """Leave the group. A failure here is stored for the other ranks; a lost connection is reported with their reason."""
         if self.count == 1:
             return
         lost = isinstance(error, RuntimeError) and _is_of_the_connection(error)
         reason = "another process of this run ended without a word (killed, or its machine or network lost)"
-        with suppress(RuntimeError):  # the board went with its keeper
-            if lost and self.noticeboard and self.noticeboard.check(["failure"]):
-                reason = self.noticeboard.get("failure").decode()
-            elif self.noticeboard and isinstance(error, Exception) and not lost:
-                self.noticeboard.set("failure", f"process {self.rank} of {self.count} failed: {sentence(error)}")
+        with suppress(RuntimeError):  # the store died with rank 0
+            if lost and self.failure_store and self.failure_store.check(["failure"]):
+                reason = self.failure_store.get("failure").decode()
+            elif self.failure_store and isinstance(error, Exception) and not lost:
+                self.failure_store.set("failure", f"process {self.rank} of {self.count} failed: {sentence(error)}")
         if dist.is_initialized():
             dist.destroy_process_group()
-        if isinstance(error, Exception) and self.first and self.noticeboard:
-            traceback.clear_frames(trace)  # the model in them holds the connection, whose end the others notice
+        if isinstance(error, Exception) and self.first and self.failure_store:
+            traceback.clear_frames(trace)  # DDP in a frame keeps the connection open; the others notice when it closes
             gc.collect()
-            time.sleep(FAREWELL)
+            time.sleep(SHUTDOWN_GRACE_S)
         if lost:
             raise UserError(f"Process {self.rank} stops, because {reason.rstrip('.')}.") from error
 
-    def share(self, batch_size: int) -> int:
-        """This process's part of a global batch."""
+    def per_rank_batch_size(self, batch_size: int) -> int:
+        """The part of a global batch that this rank takes."""
         if batch_size % self.count:
             raise UserError(
                 f"trainer.batch_size={batch_size} is the size over all processes: it must be a multiple of {self.count}."
@@ -102,20 +108,20 @@ class Ranks:
     def wrap(self, model: nn.Module, sync_batchnorm: bool, device: torch.device) -> nn.Module:
         if self.count == 1:
             return model
-        torch.manual_seed(torch.initial_seed() + self.rank)  # the models are equal by now; dropout need not be
+        torch.manual_seed(torch.initial_seed() + self.rank)  # dropout differs by rank; the weights are equal by now
         if sync_batchnorm:
             if device.type != "cuda":
                 raise UserError("trainer.sync_batchnorm=true works between GPUs only; set it to false on the CPU.")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give every rank the first one's buffers: batch norm's running statistics, of which its weights are saved."""
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0 (batch norm's running statistics), whose weights are the ones saved."""
         if self.count > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def agree(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest of the ranks' numbers, on all of them."""
         if self.count == 1:
             return number

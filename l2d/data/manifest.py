@@ -1,25 +1,29 @@
-"""Lists of images with labels and annotators' answers: read with suspicion, then made into a Dataset."""
+"""Lists of images with labels and annotators' answers, read with suspicion. Importing this does not import torch."""
 
 import csv
+import hashlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-import numpy as np
-import torch
+from l2d.errors import UserError, notify
 
-from l2d.data.augment import augmentation
-from l2d.data.cache import load_images
-from l2d.data.dataset import Dataset, Split
-from l2d.data.files import ImageFiles
-from l2d.errors import UserError, notice
-
-MISSING = -1  # the answer of an annotator who did not answer
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
+
+
+class ImageSettings(TypedDict):
+    """How image files are decoded and kept: settings that all datasets of image files share."""
+
+    size: int  # what the model sees
+    resize: int  # what is kept: the shorter side resized to it, the centre of the longer
+    augment: str
+    feed: Literal["auto", "resident", "stream"]
+    cache: str | None
+    workers: int | None
+    on_error: Literal["error", "skip"]
 
 
 @dataclass
@@ -31,52 +35,25 @@ class Listing:
     answers: dict[str, list[int]] = field(default_factory=dict)  # annotator -> answer to every path, or MISSING
 
 
-def image_dataset(
-    name: str,
-    root: Path,
-    class_names: list[str],
-    splits: dict[str, Listing],
-    groups: dict[str, list[int]],
-    size: int,
-    resize: int,
-    augment: str,
-    feed: str,
-    cache: str | None,
-    workers: int | None,
-    on_error: str,
-) -> Dataset:
-    """The dataset of a checked listing; images that `on_error: skip` leaves out take their labels and answers along."""
-    one_of("feed", feed, ("auto", "resident", "stream"))
-    one_of("on_error", on_error, ("error", "skip"))
-    augmentation(augment)  # refuses an unknown name before anything is decoded
-    if not (type(size) is type(resize) is int and 1 <= size <= resize):
-        raise UserError(
-            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
-        )
-    if workers is not None and (type(workers) is not int or workers < 1):
-        raise UserError(f"dataset.workers={workers} must be a whole number of at least 1, or null for all cores.")
-    _check_files(root, splits)
-    files = {split: ImageFiles(root, listed.paths, resize, workers, on_error) for split, listed in splits.items()}
-    made: dict[str, Split] = {}
-    annotators: dict[str, dict[str, np.ndarray]] = {}
-    for split, (images, kept) in load_images(files, resize, feed, cache, workers, on_error).items():
-        if not kept:
-            raise UserError(f"No image of the {split} split in {root} can be read; replace them.")
-        made[split] = Split(images, torch.tensor(splits[split].labels)[kept])
-        for annotator, answers in splits[split].answers.items():
-            annotators.setdefault(annotator, {})[split] = np.asarray(answers)[kept]  # [N]
-    return Dataset(
-        name=name,
-        class_names=class_names,
-        train=made["train"],
-        test=made["test"],
-        image_shape=(3, size, size),
-        groups=groups,
-        annotators=annotators,
-        augment=augment,
-        mean=MEAN,
-        std=STD,
-    )
+@dataclass
+class Manifest:
+    """A dataset of image files as it is listed: both splits, their classes, who labelled them."""
+
+    root: Path
+    class_names: list[str]
+    splits: dict[str, Listing]  # train, test
+    groups: dict[str, list[int]] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Identifies the data: names and sizes of the files, labels, answers, classes and annotators, in their order.
+
+        The root and the files' times are not in it: a copy elsewhere is the same data.
+        """
+        digest = hashlib.sha256(json.dumps([self.class_names, self.groups]).encode())
+        for split, listed in self.splits.items():
+            sizes = [_size(self.root / path, split) for path in listed.paths]
+            digest.update(json.dumps([split, listed.paths, sizes, listed.labels, listed.answers]).encode())
+        return digest.hexdigest()
 
 
 def existing_root(root: str, *needed: str) -> Path:
@@ -89,6 +66,13 @@ def existing_root(root: str, *needed: str) -> Path:
                 f"{', '.join(needed) or 'the images'}."
             )
     return folder
+
+
+def cache_folder(setting: str | None) -> Path:
+    """`dataset.cache`, or l2d in the user's own cache folder."""
+    if setting:
+        return Path(setting).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "l2d"
 
 
 def read_json(path: Path) -> Any:
@@ -132,18 +116,6 @@ def class_index(value: Any, class_names: Sequence[str], where: str, indices: boo
     raise UserError(f"{where}: '{text}' is not a class; the classes are {known}{numbers}.")
 
 
-def of_kind(key: str, value: Any, kind: type[list] | type[dict]) -> None:
-    if not isinstance(value, kind):
-        raise UserError(
-            f"dataset.{key}={value} must be a {'list, as in [a, b]' if kind is list else 'mapping, as in {a: [b, c]}'}."
-        )
-
-
-def one_of(key: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UserError(f"dataset.{key}={value} must be one of {', '.join(known)}.")
-
-
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -161,8 +133,8 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _check_files(root: Path, splits: dict[str, Listing]) -> None:
-    """Every listed image once, on disk, below the root; a word about images beside them that nobody lists."""
+def check_files(root: Path, splits: dict[str, Listing]) -> None:
+    """Refuse a listing unless every image is there, once, below the root; point out images beside them that are not listed."""
     inside, seen = root.resolve(), set()
     for split, listed in splits.items():
         if not listed.paths:
@@ -171,12 +143,7 @@ def _check_files(root: Path, splits: dict[str, Listing]) -> None:
             try:
                 path, present = Path(name), (root / name).is_file()
                 leaves = path.is_absolute() or ".." in path.parts or not (root / name).resolve().is_relative_to(inside)
-            except (
-                TypeError,
-                ValueError,
-                OSError,
-                RuntimeError,
-            ) as error:  # no string, no name a file can have, a loop
+            except (TypeError, ValueError, OSError, RuntimeError) as error:  # not a string, not a file name, a loop
                 raise UserError(f"The {split} split lists {name!r}, which is not the path of an image.") from error
             if leaves:
                 raise UserError(f"The {split} split lists '{name}', which leads out of {root}: refused.")
@@ -196,4 +163,13 @@ def _check_files(root: Path, splits: dict[str, Listing]) -> None:
         and (found := os.path.normpath(os.path.join(folder, entry.name))) not in seen
     )
     if extra:
-        notice(f"Images in {root} that are not listed and not used: {len(extra)}, the first of them {extra[0]}.")
+        notify(f"Images in {root} that are not listed and not used: {len(extra)}, the first of them {extra[0]}.")
+
+
+def _size(path: Path, split: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"The {split} split lists {str(path)!r}, which cannot be found; add the file or remove the entry."
+        ) from error

@@ -1,44 +1,71 @@
-"""Where a run computes, and in which precision."""
+"""Where a run computes: device, precision, memory layout and the processes that share the work."""
 
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig
+from torch import nn
 
 from l2d.errors import UserError
+from l2d.place.ranks import Ranks
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Device:
-    device: torch.device
-    precision: str
+class Place:
+    """Everything that computes is told this one thing."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: str = "float32"
+    layout: torch.memory_format = torch.contiguous_format
+    ranks: Ranks = field(default_factory=Ranks.alone)
 
     @classmethod
-    def choose(cls, name: str, precision: str, local_rank: int = 0) -> "Device":
+    def open(cls, trainer: DictConfig, seed: int, ranks: Ranks) -> "Place":
+        """The place that `trainer` names, ready to compute: seeds set, ranks connected, memory counted from here."""
+        seed_everything(seed, trainer.deterministic)
+        place = cls.choose(trainer.device, trainer.precision, ranks)
+        place.reset_peak_memory()
+        ranks.start(place.device)
+        return place
+
+    @classmethod
+    def choose(cls, name: str, precision: str, ranks: Ranks) -> "Place":
         """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32; processes side by side get one GPU each."""
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda" and torch.cuda.is_available():
-            name = f"cuda:{(_worker() + local_rank) % torch.cuda.device_count()}"
+            name = f"cuda:{(_worker() + ranks.local) % torch.cuda.device_count()}"
         try:
             device = torch.device(name)
-            if device.type not in ("cpu", "cuda"):
+            if device.type not in ("cpu", "cuda", "mps"):
                 raise ValueError(device.type)
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"trainer.device={name} is not a device; use auto, cpu, cuda or cuda:N.") from error
+            raise UserError(f"trainer.device={name} is not a device; use auto, cpu, cuda, cuda:N or mps.") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(
                 f"trainer.device={name}: this machine shows {torch.cuda.device_count()} CUDA devices; use trainer.device=auto or cpu."
             )
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise UserError(f"trainer.device={name}: this machine has no Apple GPU; use trainer.device=auto or cpu.")
         if precision == "auto":
             precision = "bf16" if device.type == "cuda" else "float32"
         if precision not in PRECISIONS:
             raise UserError(f"trainer.precision={precision} must be auto, {', '.join(PRECISIONS)}.")
-        return cls(device, precision)
+        return cls(device, precision, ranks=ranks)
+
+    def take(self, model: nn.Module, trainer: DictConfig) -> "Place":
+        """Move the model here, compiled if that is asked for; return the place with the memory layout that suits it."""
+        convolves = any(p.dim() == 4 for p in model.parameters())  # channels last only helps convolutions
+        layout = torch.channels_last if trainer.channels_last and convolves else torch.contiguous_format
+        model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        if trainer.compile:
+            model.compile()
+        return replace(self, layout=layout)
 
     def autocast(self) -> AbstractContextManager:
         dtype = PRECISIONS[self.precision]
@@ -54,10 +81,10 @@ class Device:
                 Path("/proc/self/clear_refs").write_text("5")
 
     def peak_memory_mb(self) -> float | None:
-        """Of the GPU if the run is on one, else of the process, where Linux tells it."""
+        """Of the GPU if the run is on one, else of the process (Linux only); None where it is unknown."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**20
-        # Not getrusage: what it tells begins with the size of the process that this one was forked from.
+        # ru_maxrss is inherited across fork, so read VmHWM
         with suppress(OSError, IndexError):
             status = Path("/proc/self/status").read_text()
             return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
@@ -65,24 +92,26 @@ class Device:
 
 
 def _worker() -> int:
-    """The number of this process among the workers of the joblib launcher, so that each has a GPU of its own; else 0."""
+    """The index of this process among the joblib launcher's workers, which take the GPUs in turn; else 0."""
     name, _, number = current_process().name.partition("-")
     return int(number) - 1 if name == "LokyProcess" else 0
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:
     torch.manual_seed(seed)
-    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the call alone imports torch's compiler
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # the setter imports torch's compiler
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """For the checkpoint."""
+    """The states of the generators that a run on this device draws from, for its checkpoint."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -90,3 +119,5 @@ def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+    elif device.type == "mps" and "mps" in state:
+        torch.mps.set_rng_state(state["mps"])

@@ -1,0 +1,45 @@
+"""From a manifest to a dataset of images: decoded into memory or left on disk."""
+
+import numpy as np
+import torch
+
+from l2d.data.augment import augmentation
+from l2d.data.cache import load_images
+from l2d.data.dataset import Dataset, Preprocessing, Split
+from l2d.data.files import ImageFiles
+from l2d.data.manifest import ImageSettings, Manifest, check_files
+from l2d.errors import UserError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
+
+
+def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dataset:
+    """The dataset of a checked manifest; images that `on_error: skip` leaves out take their labels and answers along."""
+    preprocessing = image_preprocessing(settings["size"], settings["resize"], settings["augment"])
+    workers = settings["workers"]
+    if workers is not None and workers < 1:
+        raise UserError(f"dataset.workers={workers} must be a whole number of at least 1, or null for all cores.")
+    check_files(manifest.root, manifest.splits)
+    files = {
+        split: ImageFiles(manifest.root, listed.paths, preprocessing, workers, settings["on_error"])
+        for split, listed in manifest.splits.items()
+    }
+    made: dict[str, Split] = {}
+    annotators: dict[str, dict[str, np.ndarray]] = {}
+    for split, (images, kept) in load_images(files, settings["feed"], settings["cache"]).items():
+        if not kept:
+            raise UserError(f"No image of the {split} split in {manifest.root} can be read; replace them.")
+        made[split] = Split(images, torch.tensor(manifest.splits[split].labels)[kept])
+        for annotator, answers in manifest.splits[split].answers.items():
+            annotators.setdefault(annotator, {})[split] = np.asarray(answers)[kept]  # [N]
+    return Dataset(name, manifest.class_names, **made, groups=manifest.groups, annotators=annotators)
+
+
+def image_preprocessing(size: int, resize: int, augment: str) -> Preprocessing:
+    """RGB images of size x size, normalised with ImageNet's statistics."""
+    augmentation(augment)  # refuses an unknown name before anything is decoded
+    if not 1 <= size <= resize:
+        raise UserError(
+            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
+        )
+    return Preprocessing((3, size, size), MEAN, STD, resize, augment)

@@ -1,0 +1,167 @@
+"""Images in memory: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
+
+import ctypes
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from l2d.data.augment import augmentation, boxes_and_coins, centre_crop, random_resized_crop_flip, resample_bytes
+from l2d.data.dataset import Preprocessing
+from l2d.data.files import Box
+from l2d.data.seeds import mix
+from l2d.errors import UserError
+from l2d.place import Place
+
+
+@dataclass
+class Images:
+    """pixels [N, C, H, W]: uint8, normalised on the device, or float32 that is used as it is."""
+
+    pixels: Tensor
+    preprocessing: Preprocessing = field(default=None)  # type: ignore[assignment]  # None: the model sees them as they are
+    names: Sequence[str] | None = None  # of the samples; None: they have none
+
+    def __post_init__(self) -> None:
+        if self.preprocessing is None:
+            channels = self.pixels.shape[1]
+            self.preprocessing = Preprocessing(tuple(self.pixels.shape[1:]), (0.0,) * channels, (1.0,) * channels)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, rows: Tensor) -> "Images":
+        names = None if self.names is None else [self.names[i] for i in rows.tolist()]
+        return Images(self.pixels[rows], self.preprocessing, names)
+
+    def ids(self) -> Sequence[str] | None:
+        return self.names
+
+    def feed(self, place: Place, seed: int, train: bool) -> "ResidentFeed":
+        return ResidentFeed(self, place, seed, train)
+
+
+class ImageFeed:
+    """What all feeds of images share: augmentation and normalisation of a batch on the device."""
+
+    def __init__(self, preprocessing: Preprocessing, place: Place, seed: int, train: bool):
+        self.preprocessing, self.place, self.seed, self.train = preprocessing, place, seed, train
+        self.size = preprocessing.shape[1:]
+        self.augment = augmentation(preprocessing.augment) if train else None
+        self.generator = torch.Generator(place.device)
+        self.scale: Tensor | None = None
+
+    def normalise_bytes(self) -> None:
+        """From here on a pixel x becomes (x / 255 - mean) / std."""
+        mean, std = (
+            torch.tensor(v, device=self.place.device).view(1, -1, 1, 1)
+            for v in (self.preprocessing.mean, self.preprocessing.std)
+        )
+        row = (-1, -1, -1, self.size[1])  # a whole row in the images' own layout: long runs, which vectorise
+        self.scale = (1 / (255 * std)).expand(row).contiguous(memory_format=self.place.layout)  # [1, C, 1, W]
+        self.shift = (-mean / std).expand(row).contiguous(memory_format=self.place.layout)
+
+    def prepare(self, images: Tensor, epoch: int, step: int) -> Tensor:
+        """Augmented or cropped, normalised, float32 in the place's layout: [B, C, *size]."""
+        if self.augment:
+            images = self.augment(images, self.size, self.seeded(epoch, step))
+        else:
+            images = centre_crop(images, self.size)
+        images = as_float(images, self.place.layout)
+        if self.scale is not None:
+            images = torch.addcmul(self.shift, images, self.scale, out=images)
+        return images
+
+    def seeded(self, epoch: int, step: int) -> torch.Generator:
+        return self.generator.manual_seed(mix(self.seed, epoch, step, self.place.ranks.rank))
+
+
+class ResidentFeed(ImageFeed):
+    """Batches of images that are in one tensor on the device."""
+
+    def __init__(self, images: Images, place: Place, seed: int, train: bool):
+        super().__init__(images.preprocessing, place, seed, train)
+        if place.device.type == "cpu":
+            keep_freed_memory()
+        self.images = images.pixels.to(place.device)
+        self.in_bytes = self.images.dtype == torch.uint8
+        if self.in_bytes:
+            self.normalise_bytes()
+        if any(have < want for have, want in zip(self.images.shape[-2:], self.size, strict=True)):
+            raise UserError(
+                f"The images are kept at {self.images.shape[2]} x {self.images.shape[3]}, smaller than the "
+                f"{self.size[0]} x {self.size[1]} that the model sees; use a dataset.resize of at least dataset.size."
+            )
+
+    def epoch(self, order: Sequence[Tensor], epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The prepared images [B, C, *size] of every step from `start` on, and which samples they are [B]."""
+        on_device = torch.cat(list(order)).to(self.place.device).split([len(index) for index in order])
+        for step, index in enumerate(on_device[start:], start):
+            if self.augment is random_resized_crop_flip and self.in_bytes and self.place.device.type == "cpu":
+                yield self._one_by_one(index, epoch, step), index
+            elif self.in_bytes and not self.train:  # in order: a view, which the conversion to floats copies
+                view = self.images[int(order[step][0]) :: self.place.ranks.count][: len(index)]
+                yield self.prepare(view, epoch, step), index
+            else:
+                yield self.prepare(gather(self.images, index), epoch, step), index
+
+    def _one_by_one(self, index: Tensor, epoch: int, step: int) -> Tensor:
+        """As `prepare` does it, but from pixels to floats image by image in threads: large images stay in the caches."""
+        drawn = boxes_and_coins(self.images, len(index), self.seeded(epoch, step))
+        floats = empty_floats((len(index), self.images.shape[1], *self.size), self.place.layout)
+        jobs = list(zip(floats.numpy(), index.tolist(), *(drew.tolist() for drew in drawn), strict=True))
+        assert self.scale is not None  # bytes always have one
+        scale, shift = self.scale[0].numpy(), self.shift[0].numpy()  # [C, 1, W]
+
+        def work(part: Sequence[tuple[np.ndarray, int, Box, bool]]) -> None:
+            for out, i, box, mirrored in part:
+                pixels = resample_bytes(self.images[i : i + 1], box, mirrored, self.size)  # [C, *size]
+                np.add(np.multiply(pixels.numpy(), scale, out=out), shift, out=out)  # numpy stays in this thread
+
+        pool, threads = thread_pool()
+        deque(pool.map(work, (jobs[k::threads] for k in range(threads))), maxlen=0)
+        return floats
+
+
+@cache
+def thread_pool() -> tuple[ThreadPoolExecutor, int]:
+    """One pool for all feeds, with as many threads as torch computes with."""
+    threads = torch.get_num_threads()
+    return ThreadPoolExecutor(threads), threads
+
+
+def gather(images: Tensor, index: Tensor) -> Tensor:
+    """The images at `index` [B] in the layout they are kept in, which index_select alone would not keep."""
+    if not images.is_contiguous(memory_format=torch.channels_last):
+        return images.index_select(0, index)
+    return images.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+
+
+def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """float32 in this layout."""
+    if images.device.type != "cpu" or images.dtype == torch.float32:
+        return images.to(torch.float32, memory_format=memory_format)
+    return empty_floats(images.shape, memory_format).copy_(images)
+
+
+def empty_floats(shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
+    """float32 on the CPU, in memory from numpy, which asks for huge pages: half the time for large images."""
+    batch, channels, height, width = shape
+    if memory_format == torch.channels_last:
+        return torch.from_numpy(np.empty((batch, height, width, channels), dtype=np.float32)).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.empty(shape, dtype=np.float32))
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc not to return large blocks to the system: fresh pages for every batch cost a quarter of its time."""
+    mmap_max, trim_threshold, never = -4, -1, -1  # of malloc.h
+    with suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, never)

@@ -1,0 +1,12 @@
+"""One well-spread seed from several numbers. Importing this does not import torch."""
+
+
+def mix(*numbers: int) -> int:
+    """63 bits that follow from the numbers and their order (splitmix64's finaliser after each)."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state + (number & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1

@@ -1,0 +1,80 @@
+"""The one decision of the package: the action with the highest utility, [eta_1 .. eta_K, Acc_j - cost_j - price_j]."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Decision(NamedTuple):
+    """Who answers each sample, and by how much.
+
+    `gain > 0` says that asking is better than predicting: utility of expert j minus the probability of the predicted class.
+    """
+
+    predicted: Tensor  # [N] the class that the system answers where it asks nobody
+    expert: Tensor  # [N] the expert with the highest utility, asked or not
+    gain: Tensor  # [N, J]; -inf for an expert who is not available
+    asked: Tensor  # [N, J] bool
+
+    @property
+    def deferred(self) -> Tensor:
+        """Whether anybody is asked, [N]."""
+        return self.asked.any(dim=1)
+
+    @property
+    def margin(self) -> Tensor:
+        """The gain of the best expert, [N]: the order in which a budget is spent."""
+        return pick(self.gain, self.expert)
+
+    def at_price(self, price: float) -> "Decision":
+        """The same with one common price on asking anybody: `margin > price` is asked."""
+        best = torch.zeros_like(self.asked).scatter_(1, self.expert[:, None], True)  # [N, J]
+        return self._replace(asked=best & (self.gain > price))
+
+
+def decide(
+    beliefs: Tensor,
+    num_classes: int,
+    costs: Tensor | None = None,
+    prices: Tensor | None = None,
+    available: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Decision:
+    """Choose an action for every sample from beliefs [N, K+J] (class probabilities, then expert accuracies).
+
+    costs and prices [J] are subtracted from the experts' accuracies; who is not `available` [N, J] is not asked. `order`
+    [N, K+J] breaks ties between equal utilities (probabilities saturate where scores do not): the scores themselves,
+    where beliefs are monotone in them, so that without costs the decision is argmax(scores). Then the lower index wins.
+
+    Returns the decision, with at most one expert asked per sample.
+
+    >>> beliefs = torch.tensor([[0.6, 0.4, 0.7], [0.6, 0.4, 0.5]])  # two classes, one expert
+    >>> decide(beliefs, num_classes=2).asked.tolist()
+    [[True], [False]]
+    >>> decide(beliefs, num_classes=2, costs=torch.tensor([0.2])).asked.tolist()
+    [[False], [False]]
+    """
+    order = beliefs if order is None else order
+    predicted = _best(beliefs[:, :num_classes], order[:, :num_classes])  # [N]
+    utility = beliefs[:, num_classes:]  # [N, J]
+    for charge in (costs, prices):
+        utility = utility if charge is None else utility - charge.to(utility)
+    if available is not None:
+        utility = utility.masked_fill(~available, -torch.inf)
+    expert = _best(utility, order[:, num_classes:])  # [N]
+    gain = utility - pick(beliefs, predicted)[:, None]  # [N, J]
+    ahead = order[:, num_classes:] > pick(order, predicted)[:, None]  # [N, J]
+    gain = gain.masked_fill((gain == 0) & ahead, torch.finfo(gain.dtype).tiny)
+    return Decision(predicted, expert, gain, torch.zeros_like(gain, dtype=torch.bool)).at_price(0)
+
+
+def pick(table: Tensor, column: Tensor) -> Tensor:
+    """table[i, column[i]], [N]."""
+    return table.gather(1, column[:, None]).squeeze(1)
+
+
+def _best(utility: Tensor, order: Tensor) -> Tensor:
+    """The column of the highest utility in each row, by the highest `order` among equals, [N]."""
+    highest = utility == utility.max(dim=1, keepdim=True).values
+    return order.masked_fill(~highest, -torch.inf).argmax(dim=1)

@@ -1,0 +1,113 @@
+"""From a system and a split to everything that a run reports."""
+
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from l2d.config import bind, build
+from l2d.data import Batch, Loader
+from l2d.errors import UserError
+from l2d.evaluation.bayes import bayes_optimum
+from l2d.evaluation.metrics import METRICS, Metric, measure
+from l2d.evaluation.outcome import Outcome, observe
+from l2d.place import Place
+from l2d.systems import System
+from l2d.task import Task, Truth
+from l2d.training.loop import Predicted, forward, predict
+
+PROBE_SIZE = 64  # training samples on which underfitting is looked at after every epoch
+# What a target of `rule` or `evaluation` may ask for by name.
+RULE_OFFERS = ("beliefs", "num_classes", "available", "order", "held_out")
+EVALUATION_OFFERS = ("outcome", "held_out", "system")
+
+
+class Evaluated(NamedTuple):
+    """The outcomes of a system, and what result.json says about them."""
+
+    outcomes: dict[str, Outcome]  # test, and held_out if there is one
+    result: dict[str, Any]  # metrics, bayes, evaluation
+
+
+def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], truth: Truth | None) -> Evaluated:
+    """Everything that a run reports, from the outputs of `test` and, where it exists, `held_out`."""
+    outcomes = {}
+    if "held_out" in predicted:
+        outcomes["held_out"] = observe(system, predicted["held_out"])
+    held_out = outcomes.get("held_out")
+    outcome = observe(system, predicted["test"], partial(build, cfg, "rule"), truth, held_out=held_out)
+    outcomes["test"] = outcome
+    full = None
+    if cfg.evaluation._target_:
+        full = build(cfg, "evaluation", outcome=outcome, held_out=held_out, system=system)
+    result = {
+        "metrics": measure(outcome, chosen_metrics(cfg)),
+        "bayes": bayes_optimum(truth) if truth else None,
+        "evaluation": full,
+    }
+    return Evaluated(outcomes, result)
+
+
+def chosen_metrics(cfg: DictConfig) -> list[Metric]:
+    """METRICS, and those that `evaluation.metrics` names as package.module.METRIC."""
+    return [*METRICS, *own_metrics(cfg)]
+
+
+def own_metrics(cfg: DictConfig) -> list[Metric]:
+    """The metrics that are not the package's own."""
+    own = []
+    for path in cfg.evaluation.get("metrics") or []:
+        module, _, name = str(path).rpartition(".")
+        try:
+            metric = resolve_name(f"{module}:{name}")
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(f"evaluation.metrics={path} cannot be imported: {reason}") from error
+        if not isinstance(metric, Metric):
+            raise UserError(f"evaluation.metrics={path} is not a Metric; make one with l2d.evaluation.Metric(...).")
+        if any(metric.name == known.name for known in [*METRICS, *own]):
+            raise UserError(
+                f"evaluation.metrics={path} is called {metric.name}, as another metric is; choose another name."
+            )
+        own.append(metric)
+    return own
+
+
+class Evaluator:
+    """Evaluates one system on a task while it is trained."""
+
+    def __init__(self, cfg: DictConfig, system: System, task: Task, place: Place, train: Loader):
+        self.cfg, self.system, self.task, self.place = cfg, system, task, place
+        chosen_metrics(cfg)  # refused now, not after the training
+        bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))
+        self.loaders = {
+            name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
+            for name, split in task.splits().items()
+            if name != "train"
+        }
+        self.probe_batch: Batch | None = None
+        if cfg.evaluation._target_:
+            bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
+            size = (
+                train.batch_size if cfg.trainer.compile else PROBE_SIZE
+            )  # reuse a batch shape that is already compiled
+            self.probe_batch = Batch(*(part[:size] for part in next(train.epoch())))
+
+    def row(self, epoch: int, final: bool) -> dict[str, Any]:
+        """What metrics.csv says about an epoch beside its loss. The final one is evaluated completely: `evaluated`."""
+        row: dict[str, Any] = {}
+        every = self.cfg.trainer.eval_every
+        if final or (every and epoch % every == 0):
+            self.place.ranks.broadcast_buffers(self.system)
+        if final:
+            predicted = {name: predict(self.system, loader) for name, loader in self.loaders.items()}
+            self.evaluated = evaluate(self.cfg, self.system, predicted, self.task.truth)
+            row |= self.evaluated.result["metrics"]
+        elif every and epoch % every == 0:
+            outcome = observe(self.system, predict(self.system, self.loaders["test"]), partial(build, self.cfg, "rule"))
+            row |= measure(outcome, chosen_metrics(self.cfg))
+        if self.probe_batch is not None:
+            outputs = forward(self.system, self.probe_batch, self.place)
+            row |= self.system.underfitting(outputs, self.probe_batch.labels, self.probe_batch.answers)
+        return row

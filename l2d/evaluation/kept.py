@@ -1,0 +1,108 @@
+"""The kept outcome: outcome.safetensors holds what a later evaluation needs, so that no model and no input is read again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from l2d.atomic import atomic_write
+from l2d.errors import UserError, notify
+from l2d.evaluation.outcome import Outcome, observe
+from l2d.systems import System
+from l2d.training.loop import Predicted
+
+NAME = "outcome.safetensors"
+FORMAT = "l2d outcome 1"
+
+
+class Kept(NamedTuple):
+    """What was kept of one split."""
+
+    predicted: Predicted
+    ids: list[str] | None  # of the samples; None: they have none but their number
+
+
+def keep(
+    folder: Path,
+    system: System,
+    splits: dict[str, Outcome],
+    ids: dict[str, Sequence[str] | None],
+    cfg: DictConfig,
+) -> str:
+    """Write the outcomes of these splits as `record` says (scores, decisions or none), and return what was kept.
+
+    Scores are float32; above `record_mb` float16, if every decision stays the same; else the decisions alone.
+    """
+    path = folder / NAME
+    path.unlink(missing_ok=True)
+    kind = cfg.record
+    if kind == "scores":
+        needed = sum(outcome.outputs.numel() * 4 for outcome in splits.values()) / 1e6
+        if needed > cfg.record_mb:
+            fits = needed / 2 <= cfg.record_mb and all(_same_in_half(system, outcome) for outcome in splits.values())
+            kind = "half" if fits else "decisions"
+        if kind == "decisions":
+            notify(
+                f"The scores of this run take {needed:.0f} MB and record_mb={cfg.record_mb:g}: its decisions alone are kept, "
+                "so a later evaluation=full reads the model and the data again (or raise record_mb)."
+            )
+    if kind == "none":
+        return kind
+    tensors: dict[str, Tensor] = {}
+    for split, outcome in splits.items():
+        parts: dict[str, Tensor] = {"labels": outcome.labels, "answers": outcome.answers}
+        if kind == "decisions":
+            decision = outcome.decision
+            parts |= {"predicted": decision.predicted, "expert": decision.expert, "asked": decision.asked}
+            parts |= {"margin": decision.margin.float()}
+        else:
+            parts["outputs"] = outcome.outputs.half() if kind == "half" else outcome.outputs
+        if outcome.index is not None:
+            parts["index"] = outcome.index
+        names = ids.get(split)
+        if names is not None:
+            chosen = names if outcome.index is None else [names[i] for i in outcome.index.tolist()]
+            parts["ids"] = torch.frombuffer(bytearray(json.dumps(chosen).encode()), dtype=torch.uint8)
+        tensors |= {f"{split}.{name}": part.contiguous() for name, part in parts.items()}
+    metadata = {"format": FORMAT, "kept": kind}
+    atomic_write(path, lambda file: file.write(save(tensors, metadata)))
+    return kind
+
+
+def read_kept(folder: Path) -> dict[str, Kept] | None:
+    """The scores kept of every split; None where a run kept none. Nothing in the file is run."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, Any] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged ({error}); remove it to evaluate with the model and the data.") from error
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{path} is not an outcome that this version reads; remove it to evaluate with the model.")
+    if metadata.get("kept") == "decisions":
+        return None
+    splits: dict[str, Kept] = {}
+    for split in sorted({name.partition(".")[0] for name in tensors}):
+        part = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{split}.")}
+        index = part.get("index", torch.arange(len(part["labels"])))
+        ids = json.loads(part["ids"].numpy().tobytes()) if "ids" in part else None
+        splits[split] = Kept(Predicted(part["outputs"].float(), part["labels"], part["answers"], index), ids)
+    return splits
+
+
+def _same_in_half(system: System, outcome: Outcome) -> bool:
+    """Whether the outputs decide the same in float16."""
+    exact, rounded = (
+        observe(system, Predicted(outputs.float(), outcome.labels, outcome.answers, outcome.labels)).decision
+        for outputs in (outcome.outputs, outcome.outputs.half())
+    )
+    return bool((exact.asked == rounded.asked).all() and (exact.predicted == rounded.predicted).all())

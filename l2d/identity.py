@@ -1,0 +1,143 @@
+"""Which run is this? Two settings, or two datasets, never share a folder; the same setting on the same data finds its own.
+
+Importing this does not import torch.
+"""
+
+import hashlib
+import inspect
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from l2d.config import bind, build, plain
+from l2d.errors import UserError
+
+# What may differ between two runs without their training differing: left out of the fingerprint.
+FREE_GROUPS = {
+    "hydra", "logger", "output_dir", "verbose", "force", "plan", "resume", "evaluation", "rule", "record", "record_mb",
+}  # fmt: skip
+FREE_KEYS = {
+    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
+    "dataset": {"root", "workers", "cache", "download", "verify"},
+}
+
+
+def settings(cfg: DictConfig) -> dict[str, Any]:
+    """Every setting that determines the training, as plain values; the data that they name are not looked at."""
+    groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
+    kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
+    return _canonical(kept)
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """The settings, which data they mean, and which run `init` starts from."""
+    whole = settings(cfg)
+    digest = data_digest(cfg)
+    if digest:
+        whole["data"] = digest
+    if cfg.get("init"):
+        whole["init"] = _run_fingerprint(Path(cfg.init))
+    return whole
+
+
+def fingerprint(cfg: DictConfig) -> str:
+    """Eight hex digits of the identity."""
+    return hashlib.sha256(json.dumps(identity(cfg), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def data_digest(cfg: DictConfig) -> str:
+    """Identifies the data of a config by its listing, without opening an input; '' where they follow from the settings.
+
+    The same data under another path, or with other times, are the same. A dataset that has no listing is built.
+    """
+    return _data_digest(json.dumps(plain(cfg.dataset)))
+
+
+@lru_cache(maxsize=32)
+def _data_digest(dataset: str) -> str:
+    cfg = OmegaConf.create({"dataset": json.loads(dataset)})
+    function, arguments = bind(cfg, "dataset", {})
+    lister = getattr(function, "lister", None)
+    if lister is None:
+        from l2d.data.dataset import content_digest
+
+        return content_digest(build(cfg, "dataset"))
+    named = inspect.signature(lister).parameters
+    return lister(**{key: value for key, value in arguments.items() if key in named}).digest()
+
+
+def choices(cfg: DictConfig) -> dict[str, Any]:
+    """What was chosen, in the words that tables and figures use."""
+    chosen = {
+        "dataset": _label(cfg, "dataset"),
+        "experts": _label(cfg, "experts"),
+        "num_experts": cfg.experts.get("num"),
+        "backbone": _label(cfg, "backbone"),
+        "loss": _label(cfg, "loss"),
+        "formulation": cfg.loss.get("formulation"),
+        "base": cfg.loss.get("base"),
+        "system": _label(cfg, "system") if cfg.get("system") else "score",
+        "optim": _label(cfg, "optim"),
+        "seed": cfg.seed,
+    }
+    return {key: plain(value) for key, value in chosen.items()}
+
+
+def run_name(cfg: DictConfig) -> str:
+    """dataset/loss-experts-J-backbone-seed-fingerprint: readable, and never the same for two settings or two datasets."""
+    chosen = choices(cfg)
+    count = "all" if chosen["num_experts"] is None else chosen["num_experts"]
+    system = [] if chosen["system"] == "score" else [chosen["system"]]
+    parts = [*system, chosen["loss"], chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
+    return f"{_safe(chosen['dataset'])}/{'-'.join(map(_safe, (*parts, fingerprint(cfg))))}"
+
+
+def register_resolvers() -> None:
+    """`${l2d.run_name:}` is the config's run name; `${l2d.num_annotators:2}` the number of annotators named, else 2."""
+    OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
+    OmegaConf.register_new_resolver("l2d.num_annotators", _num_annotators, replace=True)
+
+
+def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | None:
+    named = _parent_.get("annotators")
+    if named is None:
+        return otherwise
+    return len(named) if OmegaConf.is_list(named) else 1
+
+
+def _run_fingerprint(folder: Path) -> str:
+    """Which run a folder holds."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        assert result["status"] == "finished"
+        return str(result["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"init={folder} is not the folder of a finished run; give one that holds a result.json."
+        ) from error
+
+
+def _without(group: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in keys}
+
+
+def _canonical(value: Any) -> Any:
+    """1.0 and 1 are the same setting."""
+    if isinstance(value, dict):
+        return {str(k): _canonical(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _label(cfg: DictConfig, group: str) -> str:
+    return str(cfg[group].get("name") or str(cfg[group].get("_target_")).rpartition(".")[2])
+
+
+def _safe(part: Any) -> str:
+    """Fit to be part of a name of at most 255 bytes, of which there are up to seven; a letter may take four."""
+    letters = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".")
+    return letters.encode()[:36].decode(errors="ignore") or "_"

@@ -1,0 +1,19 @@
+"""How much memory is free."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+def available_memory() -> int:
+    """Bytes free in RAM, or on the GPU where that has fewer; no limit where the system does not tell."""
+    ram = sys.maxsize
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        ram = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        if hasattr(os, "sysconf"):  # not on Windows
+            ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram, torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else ram

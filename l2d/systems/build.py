@@ -1,0 +1,56 @@
+"""From a config to a system."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from omegaconf import DictConfig
+from torch import nn
+
+from l2d.config import build
+from l2d.errors import UserError
+from l2d.systems.system import System
+from l2d.systems.weights import start_from
+from l2d.task import Task
+
+
+class Sizes(NamedTuple):
+    """What a system has to know about a task to be built."""
+
+    num_classes: int
+    num_experts: int
+    input_shape: tuple[int, ...]  # of one input
+    complete: bool  # no answer is missing
+
+
+def load_system(cfg: DictConfig, task: Task) -> System:
+    """The system of a config for a task: new, or started from the run that `init` names; `freeze` keeps parts fixed."""
+    sizes = Sizes(task.num_classes, task.num_experts, task.preprocessing.shape, task.complete)
+    system = make_system(cfg, sizes)
+    if cfg.init:
+        start_from(system, Path(cfg.init), task.class_names)
+    freeze(system, list(cfg.freeze))
+    return system
+
+
+def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> System:
+    """The system of a config. Without its backbone it cannot see inputs, but still knows what its outputs mean."""
+
+    def backbone(num_outputs: int) -> nn.Module:
+        if not with_backbone:
+            return nn.Identity()
+        return build(cfg, "backbone", num_outputs=num_outputs, image_shape=sizes.input_shape)
+
+    offered = {"num_classes": sizes.num_classes, "num_experts": sizes.num_experts}
+    loss = build(cfg, "loss", **offered, complete=sizes.complete)
+    return build(cfg, "system", **offered, backbone=backbone, loss=loss)
+
+
+def freeze(system: nn.Module, names: list[str]) -> None:
+    """Keep the parameters below these names (`backbone.blocks.0`) as they are; a name that fits nothing is refused."""
+    for name in names:
+        found = [p for own, p in system.named_parameters() if own == name or own.startswith(f"{name}.")]
+        if not found:
+            known = ", ".join(dict.fromkeys(".".join(own.split(".")[:2]) for own, _ in system.named_parameters()))
+            raise UserError(f"freeze={name} is the name of no parameter; those of this system begin with {known}.")
+        for parameter in found:
+            parameter.requires_grad_(False)

@@ -1,0 +1,100 @@
+"""Weights of a finished run: written with the names they mean, read without running anything."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from l2d.errors import UserError, notify
+
+NAME = "model.safetensors"
+FORMAT = "l2d system 1"
+
+
+class Weights(NamedTuple):
+    """Tensors by name, and what is known about them."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]  # class_names, expert_names, preprocessing, data; empty for files of version 0.1
+
+
+def weight_facts(facts: dict[str, Any]) -> dict[str, str]:
+    """What the weights mean, from the facts of their run, as the metadata of a safetensors file."""
+    meaning = {
+        "class_names": facts["class_names"],
+        "expert_names": [expert["name"] for expert in facts["experts"]],
+        "preprocessing": facts["preprocessing"],
+        "data": facts["data"]["digest"],
+    }
+    return {"format": FORMAT, **{name: json.dumps(value) for name, value in meaning.items()}}
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights in model.safetensors, or in the model.pt of version 0.1. Nothing in the file is run."""
+    if path.suffix == ".pt":
+        return Weights({f"backbone.{name}": tensor for name, tensor in _read_pickled(path).items()}, {})
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+        if metadata.pop("format", None) != FORMAT:
+            raise UserError(f"{path} does not hold the weights of a system; give the model.safetensors of a run.")
+        return Weights(tensors, {name: json.loads(value) for name, value in metadata.items()})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file ({error}).") from error
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not look at its checksums
+            if archive.testzip():
+                raise zipfile.BadZipFile
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(
+            f"{path} is damaged, or holds more than tensors and is refused (nothing in it was run)."
+        ) from error
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"{path} is no model.pt: it must hold the tensors of a model by name.")
+    return tensors
+
+
+def start_from(system: nn.Module, run: Path, class_names: list[str]) -> None:
+    """Give a new system the weights of a finished run where names and shapes fit. Of the last layer the columns of the
+    classes are taken, if they are the same classes; the columns of experts stay new."""
+    path = run / NAME
+    if not path.exists():
+        raise UserError(f"init={run} has no {NAME}; give the folder of a finished run.")
+    weights = read_weights(path)
+    own = system.state_dict()
+    head = _head(own, outputs=max(tensor.shape[0] for tensor in own.values() if tensor.dim()))
+    same_classes = weights.facts.get("class_names") == class_names
+    taken = 0
+    for name, tensor in own.items():
+        theirs = weights.tensors.get(name)
+        if theirs is None or theirs.shape[1:] != tensor.shape[1:] or theirs.dim() != tensor.dim():
+            continue
+        if name in head:
+            if same_classes:
+                tensor[: len(class_names)] = theirs[: len(class_names)].to(tensor)
+                taken += 1
+        elif theirs.shape == tensor.shape:
+            tensor.copy_(theirs)
+            taken += 1
+    if not taken:
+        raise UserError(
+            f"init={run}: no weight of that run has a name and shape of this system; choose the same backbone."
+        )
+    kept = "its class columns too" if same_classes else "not its last layer, whose classes are others"
+    notify(f"Started from {run}: {taken} of {len(own)} tensors, {kept}.")
+
+
+def _head(tensors: dict[str, Tensor], outputs: int) -> set[str]:
+    """The names of the last layer's tensors: the last module with one row per output."""
+    names = [name for name, tensor in tensors.items() if tensor.dim() and tensor.shape[0] == outputs]
+    last = names[-1].rpartition(".")[0] if names else ""
+    return {name for name in names if name.rpartition(".")[0] == last}

@@ -1,0 +1,140 @@
+"""Task: what is to be learnt. Splits of inputs, labels and answers, the names behind the numbers, and the truth where known."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from l2d.config import build
+from l2d.data import Dataset, Preprocessing, Split
+from l2d.errors import notify
+from l2d.experts import ExpertPanel, make_panel
+
+FEW_ANSWERS = 30  # of an expert in the training split: fewer are pointed out
+
+
+class Truth(NamedTuple):
+    """The posterior and the experts' accuracies on the test inputs, where they are known."""
+
+    eta: Tensor  # [N, K]
+    accuracy: Tensor  # [N, J]
+
+
+@dataclass
+class Task:
+    """`train` is trained on, `test` is reported, `held_out` was cut from the training data for what is fitted afterwards."""
+
+    dataset: Dataset
+    panel: ExpertPanel
+    train: Split
+    test: Split
+    held_out: Split | None
+
+    def splits(self) -> dict[str, Split]:
+        """By name; held_out only where there is one."""
+        splits = {"train": self.train, "test": self.test, "held_out": self.held_out}
+        return {name: split for name, split in splits.items() if split is not None}
+
+    def ids(self) -> dict[str, Sequence[str] | None]:
+        """split -> the names of its samples, where they have names."""
+        return {name: split.inputs.ids() for name, split in self.splits().items()}
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.dataset.class_names
+
+    @property
+    def expert_names(self) -> list[str]:
+        return self.panel.names
+
+    @property
+    def num_classes(self) -> int:
+        return self.dataset.num_classes
+
+    @property
+    def num_experts(self) -> int:
+        return self.panel.num
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.dataset.preprocessing
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether every expert answered every sample."""
+        return all(bool((split.answers >= 0).all()) for split in self.splits().values())
+
+    @cached_property
+    def truth(self) -> Truth | None:
+        """Of the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated experts."""
+        pixels = getattr(self.test.inputs, "pixels", None)
+        if self.dataset.posterior is None or self.panel.matrix is None or pixels is None:
+            return None
+        eta = self.dataset.posterior(pixels)  # [N, K]
+        return Truth(eta, eta @ torch.from_numpy(self.panel.matrix).T.to(eta))
+
+    def experts(self) -> list[dict[str, Any]]:
+        """Each expert's name, its accuracy over the answers it gave and the share of samples it answered, on both splits."""
+        facts: list[dict[str, Any]] = [{"name": name} for name in self.expert_names]
+        for name in ("train", "test"):
+            labels = getattr(self.dataset, name).labels
+            answers = self.panel.answers(name, labels)  # [N, J], those held out too
+            right, given = (answers == labels[:, None]).sum(0).tolist(), (answers >= 0).sum(0).tolist()  # [J], [J]
+            for fact, hits, count in zip(facts, right, given, strict=True):
+                fact[f"{name}_accuracy"] = 100 * hits / count if count else None
+                fact[f"{name}_answered"] = 100 * count / len(labels)
+        return facts
+
+
+def load_task(cfg: DictConfig) -> Task:
+    """The dataset of a config with its experts' answers, and a share of the training data held out."""
+    return make_task(cfg, load_dataset(cfg))
+
+
+def make_task(cfg: DictConfig, dataset: Dataset) -> Task:
+    """Let the experts of a config answer the samples of a dataset."""
+    offered = {"dataset": dataset, "num_classes": dataset.num_classes, "groups": dataset.groups, "seed": cfg.seed}
+    panel = make_panel(build(cfg, "experts", **offered), dataset, cfg.experts.resample, cfg.seed)
+    labels = dataset.train.labels
+    redraw = (lambda epoch: panel.answers("train", labels, epoch)) if panel.redraws else None
+    train = Split(dataset.train.inputs, labels, panel.answers("train", labels), redraw)
+    test = Split(dataset.test.inputs, dataset.test.labels, panel.answers("test", dataset.test.labels))
+    _point_out_few_answers(panel.names, train)
+    trained, kept_back = hold_out(len(train), cfg.held_out, cfg.seed)
+    if kept_back is None:
+        return Task(dataset, panel, train, test, None)
+    return Task(dataset, panel, train.take(trained), test, train.take(kept_back))
+
+
+def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Rows to train on and rows kept back, in order, of `count`; None: nothing is kept back."""
+    kept_back = round(share * count)
+    if not kept_back:
+        return torch.arange(count), None
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[kept_back:].sort().values, order[:kept_back].sort().values
+
+
+def load_dataset(cfg: DictConfig) -> Dataset:
+    """The dataset of the config; the cells of a sweep in one process share one copy."""
+    return _load(json.dumps(OmegaConf.to_container(cfg.dataset, resolve=True)))
+
+
+@lru_cache(maxsize=1)
+def _load(settings: str) -> Dataset:
+    return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset")
+
+
+def _point_out_few_answers(names: list[str], train: Split) -> None:
+    given = (train.answers >= 0).sum(dim=0).tolist()  # [J]
+    few = [
+        f"{name} ({count})" for name, count in zip(names, given, strict=True) if count < min(FEW_ANSWERS, len(train))
+    ]
+    if few:
+        shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more" if len(few) > 5 else "")
+        notify(f"Too few answers in {len(train):,} training samples to learn from: {shown}.")

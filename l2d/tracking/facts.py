@@ -1,0 +1,33 @@
+"""What was chosen and what it runs on: the part of result.json that is known before the training."""
+
+from dataclasses import asdict
+from typing import Any
+
+from omegaconf import DictConfig
+
+from l2d.evaluation.evaluator import own_metrics
+from l2d.identity import choices, data_digest
+from l2d.place import Place
+from l2d.systems import System
+from l2d.task import Task
+from l2d.tracking.record import environment
+
+
+def run_facts(cfg: DictConfig, task: Task, system: System, place: Place) -> dict[str, Any]:
+    """Choices, names of classes and experts, preprocessing, data, device, versions: ready for JSON."""
+    sizes = {name: len(split) for name, split in task.splits().items()}
+    return {
+        "choices": {**choices(cfg), "num_experts": task.num_experts},
+        "seed": cfg.seed,
+        "device": str(place.device),
+        "precision": place.precision,
+        "parameters": sum(p.numel() for p in system.parameters()),
+        "class_names": task.class_names,
+        "experts": task.experts(),
+        "preprocessing": asdict(task.preprocessing),
+        "data": {"digest": data_digest(cfg), **sizes, "complete": task.complete, "truth": task.truth is not None},
+        "vouches_for": system.vouches_for,
+        "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
+        "ranks": place.ranks.count,
+        **environment(),
+    }
