@@ -12,7 +12,7 @@ from l2d.task import Truth
 
 def belief_errors(outcome: Outcome, truth: Truth) -> dict[str, float]:
     """Mean absolute errors of the beliefs: over all class probabilities, and over Acc of the best expert alone."""
-    believed = pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert).clamp(max=1)  # [N]
+    believed = pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert)  # [N]
     return {
         "class_probability_mae": 100 * (outcome.beliefs[:, : outcome.num_classes] - truth.eta).abs().mean().item(),
         "expert_accuracy_mae": 100 * (believed - pick(truth.accuracy, outcome.decision.expert)).abs().mean().item(),

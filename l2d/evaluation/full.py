@@ -2,15 +2,14 @@
 
 from typing import Annotated, Any
 
-import torch
 from annotated_types import Ge
+from torch import Tensor
 
 from l2d.errors import UserError
 from l2d.evaluation.budget import coverage_curve, curve_summary, under_budget
 from l2d.evaluation.calibration import belief_errors, calibration
 from l2d.evaluation.outcome import Outcome
 from l2d.evaluation.regret import regret
-from l2d.losses.underfitting import implied_distribution
 from l2d.systems import System
 
 
@@ -36,21 +35,23 @@ def full_evaluation(
         "estimates": belief_errors(outcome, truth) if truth and believes else None,
         "calibration": calibration(outcome, bins) if believes else None,
         "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
-        "posterior": posterior_profile(outcome, labels_shown) if believes else None,
+        "posterior": posterior_profile(outcome, system.fitted(outcome.outputs), labels_shown),
         "curve": curve_summary(*coverage_curve(outcome), curve_points),
         "budget": under_budget(outcome, held_out, budgets) if held_out else None,
     }
 
 
-def posterior_profile(outcome: Outcome, labels_shown: int) -> dict[str, list[float] | None]:
-    """The most probable labels in descending order, mean over x: as believed, as the experts leave them, and in truth."""
-    among = implied_distribution(outcome.beliefs, outcome.outputs.double())  # [N, K+J]
+def posterior_profile(outcome: Outcome, fitted: Tensor | None, labels_shown: int) -> dict[str, list[float] | None] | None:
+    """The most probable labels in descending order, mean over x: as believed, as the experts leave them in the `fitted`
+    distribution [N, K+J], and in truth; None where nothing of the kind is fitted."""
+    if fitted is None:
+        return None
     classes = outcome.num_classes
-    shown = {"before": outcome.beliefs[:, :classes], "after": among[:, :classes]}  # [N, K] each
+    shown = {"before": outcome.beliefs[:, :classes], "after": fitted[:, :classes]}  # [N, K] each
     profile: dict[str, list[float] | None] = {name: _profile(p, labels_shown) for name, p in shown.items()}
     return profile | {"true": _profile(outcome.truth.eta, labels_shown) if outcome.truth else None}
 
 
-def _profile(probabilities: torch.Tensor, labels_shown: int) -> list[float]:
+def _profile(probabilities: Tensor, labels_shown: int) -> list[float]:
     top = min(labels_shown, probabilities.shape[1])
     return (100 * probabilities.topk(top).values.mean(dim=0)).tolist()

@@ -33,7 +33,11 @@ class System(nn.Module, ABC):
 
     @abstractmethod
     def beliefs(self, outputs: Tensor) -> Tensor:
-        """[eta_1..eta_K, Acc_1..Acc_J] of outputs [B, *] in float64, [B, K+J]. Needs no backbone."""
+        """[eta_1..eta_K, Acc_1..Acc_J] of outputs [B, *], probabilities in float64, [B, K+J]. Needs no backbone."""
+
+    def fitted(self, outputs: Tensor) -> Tensor | None:
+        """The (K+J)-way distribution that training fits, [B, K+J], where there is one."""
+        return None
 
     def underfitting(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> dict[str, float | None]:
         """What there is to say about the balance of classes and experts in the loss; nothing by default."""
