@@ -20,9 +20,9 @@ from l2d.errors import UserError
 from l2d.evaluation import bayes_optimum, evaluate
 from l2d.evaluation.underfitting import underfitting
 from l2d.experts import ExpertPanel, make_panel
-from l2d.tracking.console import Console
-from l2d.tracking.record import RunFolder, Spectator, environment
-from l2d.tracking.trackers import FilesOnly, ending
+from l2d.tracking.progress import ProgressReporter
+from l2d.tracking.run_folder import ReadOnlyFolder, RunFolder, environment
+from l2d.tracking.trackers import NullTracker, ending
 from l2d.training.checkpoint import latest_checkpoint, load_checkpoint, remove_checkpoints
 from l2d.training.device import Device, seed_everything
 from l2d.training.loop import fit, predict, score
@@ -50,9 +50,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
     ranks = Ranks()
     with StopSignal() as stop:
-        with (RunFolder if ranks.first else Spectator)(run_folder(cfg), cfg) as folder:
+        with (RunFolder if ranks.first else ReadOnlyFolder)(run_folder(cfg), cfg) as folder:
             check(cfg)
-            console = Console(cfg.verbose)
+            console = ProgressReporter(cfg.verbose)
             console.terminal.quiet = not ranks.first
             result = folder.finished()
             if result and not cfg.force:
@@ -65,7 +65,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     return result["metrics"]
 
 
-def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
+def train(
+    cfg: DictConfig, folder: RunFolder, console: ProgressReporter, ranks: Ranks, stop: StopSignal
+) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
     started = time.perf_counter()
     seed_everything(cfg.seed, cfg.trainer.deterministic)
@@ -77,7 +79,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     panel = load_panel(cfg, dataset)
     model = build(cfg, "backbone", num_outputs=dataset.num_classes + panel.num, image_shape=dataset.image_shape)
     loss_fn = build(cfg, "loss", num_classes=dataset.num_classes)
-    tracker = build(cfg, "logger") if ranks.first else FilesOnly()
+    tracker = build(cfg, "logger") if ranks.first else NullTracker()
 
     layout = memory_format(cfg, model)
     model = model.to(device.device, memory_format=layout)
@@ -123,7 +125,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
                 tracker.log(row)
 
         beyond = beyond_metrics(cfg, model, loss_fn, dataset, panel, outcome, device, layout, ranks)
-        folder.write_weights(lambda file: torch.save(model.state_dict(), file))
+        folder.write_weights(model.state_dict(), {})
         result = folder.write_result(
             {
                 "status": "finished",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from l2d.data.dataset import Dataset
 from l2d.data.listing import MISSING, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
-from l2d.errors import UserError, notice
+from l2d.errors import UserError, notify
 
 CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]
 
@@ -37,7 +37,7 @@ def chaoyang(
     )  # fmt: skip
     perfect = [a for a, answers in dataset.annotators.items() if (answers["test"] == dataset.test.labels.numpy()).all()]
     if perfect:
-        notice(
+        notify(
             f"{', '.join(perfect)} is right on every test image, so deferring costs nothing there and the test error "
             "says little; another split may be given by dataset.train_json and dataset.test_json."
         )

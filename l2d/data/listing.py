@@ -15,7 +15,7 @@ from l2d.data.augment import augmentation
 from l2d.data.cache import load_images
 from l2d.data.dataset import Dataset, Split
 from l2d.data.files import ImageFiles
-from l2d.errors import UserError, notice
+from l2d.errors import UserError, notify
 
 MISSING = -1  # the answer of an annotator who did not answer
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
@@ -196,4 +196,4 @@ def _check_files(root: Path, splits: dict[str, Listing]) -> None:
         and (found := os.path.normpath(os.path.join(folder, entry.name))) not in seen
     )
     if extra:
-        notice(f"Images in {root} that are not listed and not used: {len(extra)}, the first of them {extra[0]}.")
+        notify(f"Images in {root} that are not listed and not used: {len(extra)}, the first of them {extra[0]}.")

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from l2d.errors import UserError, notice
-from l2d.tracking.record import atomic_write
+from l2d.atomic import atomic_write
+from l2d.errors import UserError, notify
 
 NAMES = ("checkpoint.pt", "checkpoint.previous.pt")
 _MAGIC = b"l2d checkpoint 1\n"
@@ -66,7 +66,7 @@ def latest_checkpoint(folder: Path, fingerprint: str) -> dict[str, Any] | None:
             problems.append(str(error))
             continue
         if problems:
-            notice(f"{problems[0]} Going on from the checkpoint before it.")
+            notify(f"{problems[0]} Going on from the checkpoint before it.")
         return state
     if problems:
         raise UserError(f"{' '.join(problems)} No good checkpoint is left, and resume=never starts from zero.")

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from l2d.config import fingerprint, plain
 from l2d.errors import UserError
-from l2d.tracking.record import RunFolder
+from l2d.tracking.run_folder import RunFolder
 from l2d.training.checkpoint import NAMES, save_checkpoint
 from l2d.training.device import Device, random_state, restore_random_state
 from l2d.training.ranks import Ranks
