@@ -24,7 +24,7 @@ from l2d.config import build, config_dir, register_resolvers
 from l2d.data import Batch, Dataset, Split
 from l2d.evaluation import evaluate
 from l2d.evaluation.underfitting import underfitting
-from l2d.tracking.trackers import FilesOnly
+from l2d.tracking.trackers import NullTracker
 from l2d.train import WATCHED, Outcome, batches, load_dataset, load_panel, memory_format, run, scored
 from l2d.training.device import Device
 from l2d.training.loop import score
@@ -78,7 +78,7 @@ class Bare:
             self.model(images)
 
 
-class HandOver(FilesOnly):
+class HandOver(NullTracker):
     """After every epoch of l2d it is the other's turn; what that takes is not l2d's time."""
 
     other: Callable[[], object]

@@ -1,24 +1,41 @@
-"""One way to write a file: it appears under its name only when it is complete."""
+"""The one way to write a file: a reader finds the old content or the new, never half of it."""
 
 import os
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from l2d.errors import UserError
 
+TEMPORARY = ".*.l2d-tmp"  # matches files that a killed process left unfinished
 
-def atomic_write(path: Path, write: Callable[[BinaryIO], Any], durable: bool = True) -> None:
-    """The file appears under its name only when it is complete, and on the disk unless it may be lost with the power."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+def atomic_write(
+    path: Path,
+    write: Callable[[BinaryIO], Any],
+    durable: bool = True,
+    make_parents: bool = False,
+    hint: str = "what was there before is unchanged",
+) -> None:
+    """Call `write(file)` on a temporary file in the folder of `path`, then rename it to `path`.
+
+    `durable` waits until the content is on the disk (fsync). On failure the old content stays, the temporary file is
+    removed, and an OSError becomes a UserError that ends with `hint`.
+    """
+    temporary = path.with_name(TEMPORARY.replace("*", f"{path.name}.{secrets.token_hex(4)}"))
     try:
-        with open(temporary, "wb") as file:
+        if make_parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:  # x: fails if the name exists, and so follows no symlink
             write(file)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); what was there before is whole.") from error
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); {hint}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # renamed, never made, or on a disk that fails
+            temporary.unlink()

@@ -179,6 +179,18 @@ def plain(value: Any) -> Any:
         ) from error
 
 
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A mapping of mappings as one mapping with dotted keys.
+
+    >>> flatten({"optim": {"lr": 0.1}, "seed": 0})
+    {'optim.lr': 0.1, 'seed': 0}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def locate(path: str) -> Callable:
     """The function or class at `package.module.name`."""
     module, _, name = path.rpartition(".")

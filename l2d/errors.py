@@ -8,6 +8,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LOG = logging.getLogger("l2d")
+_LOG.addHandler(logging.NullHandler())  # without any handler, logging itself would print warnings to stderr
+
 
 class UserError(Exception):
     """One sentence: what was wrong and what would work."""
@@ -60,6 +63,6 @@ def sentence(error: Exception) -> str:
 
 
 def notify(text: str) -> None:
-    """Something the user should know although the program goes on: on the terminal and in the run's log."""
-    logging.getLogger("l2d").warning(text)
+    """Tell the user something although the program goes on: one line on stderr and one in the run's log."""
+    _LOG.warning(text)
     sys.stderr.write(f"l2d: {text}\n")

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from l2d.atomic import atomic_write
 from l2d.config import check, choices, config_dir, fingerprint, identity, register_resolvers
 from l2d.errors import UserError, errors_as_sentences
-from l2d.tracking.record import atomic_write, environment, read_result
+from l2d.tracking.run_folder import environment, read_result
 
 DESCRIPTION = """\
 Evaluate trained weights again and write the metrics to evaluation.json beside them (or to out=FILE).
@@ -107,7 +108,7 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
     from l2d import train
     from l2d.config import build
     from l2d.evaluation import evaluate
-    from l2d.tracking.console import Console
+    from l2d.tracking.progress import ProgressReporter
     from l2d.training.device import Device, seed_everything
     from l2d.training.ranks import Ranks
 
@@ -151,7 +152,7 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
         **environment(),
     }
     atomic_write(out, lambda file: file.write((json.dumps(result, indent=2, allow_nan=False) + "\n").encode()))
-    Console(verbose=True).final(out, result)
+    ProgressReporter(verbose=True).final(out, result)
     return result
 
 

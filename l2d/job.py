@@ -14,7 +14,7 @@ from l2d.config import config_dir
 from l2d.errors import UserError, errors_as_sentences, sentence
 from l2d.identity import register_resolvers
 from l2d.sweep import plan
-from l2d.tracking.record import InUse, remove_if_empty
+from l2d.tracking.run_folder import InUse, remove_if_empty
 
 # At import, because the workers of a parallel launcher need them too.
 register_resolvers()

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import fcntl
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from l2d.errors import UserError, errors_as_sentences
 from l2d.sweep import MANIFESTS
-from l2d.tracking.record import HEADLINE, headline, read_result
+from l2d.tracking.run_folder import HEADLINE, headline, in_use, read_result
 
 SIGNS = {"finished": "#", "running": ">", "interrupted": "!", "failed": "x", "missing": "."}
 
@@ -53,7 +52,7 @@ def state(folder: Path) -> tuple[str, str]:
         return "finished", headline(result["metrics"])
     if status == "failed":
         return "failed", str(result.get("error"))
-    return ("running" if _locked(folder) else "interrupted"), _last_epoch(folder)
+    return ("running" if in_use(folder) else "interrupted"), _last_epoch(folder)
 
 
 def _sweep(title: str, cells: list[dict[str, Any]]) -> str:
@@ -88,18 +87,6 @@ def _last_epoch(folder: Path) -> str:
         return "in its first epoch"
     shown = [f"{key} {float(row[key]):.2f}" for key in ("loss", *HEADLINE) if row.get(key)]
     return "  ".join([f"epoch {row['epoch']}", *shown])
-
-
-def _locked(folder: Path) -> bool:
-    """Whether a living process holds the run."""
-    try:
-        with open(folder / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 
+from l2d.atomic import atomic_write
 from l2d.identity import choices
-from l2d.tracking.record import atomic_write, duration, headline, read_result
+from l2d.tracking.run_folder import duration, headline, read_result
 
 # The classes that Hydra itself has loaded: an import would give others of the same names.
 _PLUGINS: dict[str, Any] = Plugins.instance().class_name_to_class

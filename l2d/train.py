@@ -16,10 +16,10 @@ from l2d.identity import fingerprint, run_name
 from l2d.place import Place, Ranks
 from l2d.systems import load_system, weight_facts
 from l2d.task import load_task
-from l2d.tracking.console import Console
 from l2d.tracking.facts import run_facts
-from l2d.tracking.record import RunFolder, Spectator
-from l2d.tracking.trackers import FilesOnly, ending
+from l2d.tracking.progress import ProgressReporter
+from l2d.tracking.run_folder import ReadOnlyFolder, RunFolder
+from l2d.tracking.trackers import NullTracker, ending
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit
 from l2d.training.signals import StopSignal
@@ -30,22 +30,24 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
     ranks = Ranks()
     with StopSignal() as stop:
-        with (RunFolder if ranks.first else Spectator)(run_folder(cfg), cfg) as folder:
+        with (RunFolder if ranks.first else ReadOnlyFolder)(run_folder(cfg), cfg) as folder:
             check(cfg)
-            console = Console(cfg.verbose)
-            console.terminal.quiet = not ranks.first
+            reporter = ProgressReporter(cfg.verbose)
+            reporter.terminal.quiet = not ranks.first
             result = folder.finished()
             if result and not cfg.force:
-                console.finished_before(folder.path, result)
+                reporter.finished_before(folder.path, result)
             else:
                 with ranks:
-                    result = train(cfg, folder, console, ranks, stop)
+                    result = train(cfg, folder, reporter, ranks, stop)
         if stop.received:  # while the finished system was evaluated: stop now, before the next cell of a sweep
             stop.leave()
     return result["metrics"]
 
 
-def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
+def train(
+    cfg: DictConfig, folder: RunFolder, reporter: ProgressReporter, ranks: Ranks, stop: StopSignal
+) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
     started = time.perf_counter()
     place = Place.open(cfg.trainer, cfg.seed, ranks)
@@ -54,20 +56,20 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
     place = place.take(system, cfg.trainer)
     loader = Loader(task.train, place, cfg.trainer.batch_size, cfg.seed, train=True)
     evaluator = Evaluator(cfg, system, task, place, loader)
-    tracker = build(cfg, "logger") if ranks.first else FilesOnly()
+    tracker = build(cfg, "logger") if ranks.first else NullTracker()
     facts = run_facts(cfg, task, system, place)
 
     with ending(tracker):
         stop.patiently()
         state = TrainingState(cfg, system, loader, Checkpoints(folder.path, fingerprint(cfg)), stop)
-        with console.progress(facts, state.total_epochs, len(loader), cfg.trainer.batch_size):
+        with reporter.progress(facts, state.total_epochs, len(loader), cfg.trainer.batch_size):
             folder.start(facts, resumed=state.restore())
             folder.rows = state.rows
             tracker.start(folder.path.name, plain(cfg), folder.path)
-            for row in fit(state, loader, console.step):
+            for row in fit(state, loader, reporter.step):
                 row |= evaluator.row(row["epoch"], final=row["epoch"] == state.total_epochs)
                 folder.add_epoch(row)
-                console.epoch(row)
+                reporter.epoch(row)
                 tracker.log(row)
 
         evaluated = evaluator.evaluated
@@ -79,7 +81,7 @@ def train(cfg: DictConfig, folder: RunFolder, console: Console, ranks: Ranks, st
         if ranks.first:
             state.checkpoints.remove()
         tracker.finish(result)
-    console.final(folder.path, result)
+    reporter.final(folder.path, result)
     return result
 
 

@@ -43,7 +43,7 @@ def only_run():
 def test_the_default_run_reports_the_three_metrics_beside_the_best_achievable(cli):
     code, out, _ = cli()
     assert code == 0
-    header, ours, best = [line for line in out.splitlines() if line.strip()][-4:-1]
+    header, ours, best = [line for line in out.splitlines() if line.strip()][-5:-2]
     assert header.split() == ["system_error", "coverage", "classifier_accuracy"]
     result, folder = only_run()
     shown = [float(number) for number in ours.split()[-3:]]
@@ -58,7 +58,7 @@ def test_the_default_run_reports_the_three_metrics_beside_the_best_achievable(cl
     assert [int(row["epoch"]) for row in rows] == list(range(1, 31))
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
     assert rows[0]["system_error"] == "" and float(rows[-1]["system_error"]) == result["metrics"]["system_error"]
-    assert (folder / "model.pt").stat().st_size > 0 and folder.name.endswith(result["fingerprint"])
+    assert (folder / "model.safetensors").stat().st_size > 0 and folder.name.endswith(result["fingerprint"])
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(cli):

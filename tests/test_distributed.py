@@ -13,6 +13,7 @@ from pathlib import Path
 import children
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from l2d.errors import UserError
 from l2d.training.checkpoint import NAMES
@@ -95,7 +96,7 @@ def outcome() -> tuple[dict[str, torch.Tensor], list[dict[str, str]], dict]:
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "finished", result
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
-    weights = torch.load(folder / "model.pt", weights_only=True)
+    weights = load_file(folder / "model.safetensors")
     timeless = {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
     return weights, [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows], timeless
 
@@ -157,7 +158,7 @@ def test_all_ranks_evaluate_with_the_statistics_that_are_saved(workplace):
     from l2d.evaluate import evaluate_weights, saved_config
 
     assert wait(start(*DROPOUT)) == [0, 0], said()
-    path = run_folder() / "model.pt"
+    path = run_folder() / "model.safetensors"
     sys.path.insert(0, "")
     try:
         alone = evaluate_weights(path, saved_config(path), [], Path("evaluation.json"))
@@ -207,7 +208,7 @@ def test_if_one_process_is_killed_the_other_ends_within_a_minute(workplace, kill
     assert "another process of this run ended" in said(1 - killed) and "Traceback" not in said(1 - killed)
     status = json.loads((run_folder() / "result.json").read_text())["status"]
     assert status == ("running" if killed == 0 else "failed")
-    assert not (run_folder() / "model.pt").exists()
+    assert not (run_folder() / "model.safetensors").exists()
 
 
 def test_a_batch_that_two_cannot_share_is_refused_and_leaves_nothing(workplace):

@@ -15,8 +15,8 @@ from math import cos, pi
 from pathlib import Path
 
 import pytest
-import torch
 from children import start, wait
+from safetensors.torch import load_file
 
 from l2d.errors import UserError
 from l2d.train import run
@@ -44,9 +44,7 @@ def outcome(root: Path) -> tuple:
     assert result["status"] == "finished", result
     table = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
     rows = [{k: v for k, v in row.items() if k != "images_per_second"} for row in table]
-    weights = {
-        name: value.numpy().tobytes() for name, value in torch.load(folder / "model.pt", weights_only=True).items()
-    }
+    weights = {name: value.numpy().tobytes() for name, value in load_file(folder / "model.safetensors").items()}
     return weights, rows, {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
 
 
@@ -264,7 +262,7 @@ def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value="nan", when="(11, 20, 21)"))
     bad = (*SETTING, "loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
     assert wait(start(*bad, "trainer.skip_nonfinite=3", **OLDER_BF16)) == 0, Path("output.txt").read_text()
-    weights = torch.load(run_folder() / "model.pt", weights_only=True)
+    weights = load_file(run_folder() / "model.safetensors")
     assert all(value.isfinite().all() for value in weights.values())
     assert wait(start(*bad, "trainer.skip_nonfinite=2", **OLDER_BF16)) == 2
     assert "epoch 3, step 5" in Path("output.txt").read_text()
@@ -276,7 +274,7 @@ def test_gradients_that_overflow_fp16_are_left_out_by_the_scaler_and_the_run_goe
     assert wait(start(*SETTING, "loss._target_=bad_loss.Loss", "trainer.precision=fp16")) == 0, Path(
         "output.txt"
     ).read_text()
-    assert all(v.isfinite().all() for v in torch.load(run_folder() / "model.pt", weights_only=True).values())
+    assert all(v.isfinite().all() for v in load_file(run_folder() / "model.safetensors").values())
 
 
 SLOW_DATA = """

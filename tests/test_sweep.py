@@ -104,7 +104,7 @@ def test_the_slurm_preset_composes_with_requeueing():
 
 
 def test_a_second_process_on_the_same_run_is_refused_while_the_first_lives(tmp_path, composed):
-    from l2d.tracking.record import RunFolder
+    from l2d.tracking.run_folder import RunFolder
 
     cfg = composed()
     with RunFolder(tmp_path / "run", cfg), pytest.raises(UserError, match=f"process {os.getpid()} on "):
@@ -116,7 +116,7 @@ def test_a_second_process_on_the_same_run_is_refused_while_the_first_lives(tmp_p
 def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tmp_path, composed):
     from l2d.config import choices
     from l2d.sweep import write_manifest
-    from l2d.tracking.record import RunFolder
+    from l2d.tracking.run_folder import RunFolder
 
     cells = []
     for name, num in (("done", 1), ("live", 2), ("dead", 3), ("bad", 4), ("never", 5)):
@@ -135,14 +135,14 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
     live.add_epoch({"epoch": 7, "loss": 1.25})
     bad.write_result({"status": "failed", "error": "out of memory"})
     for folder in (done, dead, bad):
-        folder.lock.close()
+        folder.lock.release()
 
     text = describe(tmp_path)
     assert "1 finished #, 1 running >, 1 interrupted !, 1 failed x, 1 missing ." in text
     assert "running: live  epoch 7  loss 1.25" in text and "failed: bad  out of memory" in text
     (row,) = [line for line in text.splitlines() if "picce_ce" in line]
     assert row.split()[-5:] == ["#", ">", "!", "x", "."]
-    live.lock.close()
+    live.lock.release()
     assert "0 running" not in describe(tmp_path) and "2 interrupted" in describe(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         describe(tmp_path / "nowhere")

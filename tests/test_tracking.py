@@ -1,4 +1,4 @@
-"""Trackers with the real clients: what a run leaves in W&B's own file and in TensorBoard's, and what happens without W&B."""
+"""Trackers with the real clients: what W&B's own file and TensorBoard's contain, what happens without W&B, and one's own logger."""
 
 import csv
 import json
@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from children import start, wait
 from omegaconf import OmegaConf
 
 from l2d.errors import UserError
-from l2d.tracking.record import environment
-from l2d.tracking.trackers import TensorBoardTracker, WandbTracker, ending, tell
+from l2d.tracking.run_folder import environment
+from l2d.tracking.trackers import TensorBoardTracker, WandbTracker, ending
 
 SECRETS = {"WANDB_API_KEY": "c0ffee" * 6 + "beef", "SOME_TOKEN": "hunter2-in-the-environment"}
 METRICS = {"system_error": 20.0, "coverage": 50.0, "classifier_accuracy": 70.0, "deferred_to": [30.0, 20.0]}
@@ -47,7 +48,7 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 
 def read_wandb(path: Path) -> dict:
-    """A whole run file of W&B, whose own process writes it and may be some milliseconds behind."""
+    """A complete run file of W&B, which another process writes, perhaps some milliseconds later."""
     deadline = time.monotonic() + 10
     while (found := read_records(path))["exit_code"] is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -90,8 +91,9 @@ def run_files(folder: Path) -> list[Path]:
 def grid(tmp_path_factory):
     """Two jobs of one multirun with both trackers, W&B offline: (folders, the sweep's manifest, the home folder)."""
     home = tmp_path_factory.mktemp("grid")
-    arguments = ["-m", "loss=ce,picce_ce", "experts.num=2", "logger=all", "logger.mode=offline", "output_dir=out"]
+    arguments = ["-m", "loss=ce,picce_ce", "experts.num=2", "logger=all", "logger.mode=offline", "logger.weights=true"]
     arguments += [
+        "output_dir=out",
         "evaluation=full",
         "dataset.num_train=256",
         "dataset.num_test=200",
@@ -121,7 +123,8 @@ def tracked(grid):
     return found
 
 
-def test_the_jobs_of_a_multirun_are_runs_of_their_own_in_one_group(grid, tracked):
+@pytest.mark.slow
+def test_each_job_of_a_multirun_is_a_wandb_run_and_the_sweep_is_their_group(grid, tracked):
     folders, manifest, _ = grid
     runs = [wandb["run"] for wandb, *_ in tracked]
     assert len({run.run_id for run in runs}) == len(runs) == 2
@@ -133,7 +136,8 @@ def test_the_jobs_of_a_multirun_are_runs_of_their_own_in_one_group(grid, tracked
     assert [wandb["exit_code"] for wandb, *_ in tracked] == [0, 0]
 
 
-def test_the_config_of_a_wandb_run_is_the_resolved_one_nested(tracked):
+@pytest.mark.slow
+def test_the_config_of_a_wandb_run_is_the_resolved_config(tracked):
     for wandb, _, result, config in tracked:
         assert {key: wandb["config"][key] for key in config} == config
         chosen = wandb["config"]["choices"]
@@ -144,7 +148,8 @@ def test_the_config_of_a_wandb_run_is_the_resolved_one_nested(tracked):
     assert cells == ["synthetic/ce-specialist-J2-mlp", "synthetic/picce_ce-specialist-J2-mlp"]
 
 
-def test_the_history_of_a_wandb_run_is_metrics_csv_over_the_epochs(tracked):
+@pytest.mark.slow
+def test_the_history_of_a_wandb_run_is_metrics_csv(tracked):
     for wandb, epochs, _, _ in tracked:
         history = [row for row in wandb["history"] if "loss" in row]
         assert len(history) == len(epochs) == 3
@@ -154,7 +159,8 @@ def test_the_history_of_a_wandb_run_is_metrics_csv_over_the_epochs(tracked):
         assert wandb["metrics"]["*"] == "epoch"
 
 
-def test_the_summary_of_a_wandb_run_is_result_json_and_the_best_epoch(tracked):
+@pytest.mark.slow
+def test_the_summary_of_a_wandb_run_has_the_final_metrics_and_the_best_epoch(tracked):
     for wandb, epochs, result, _ in tracked:
         summary = wandb["summary"]
         for key, value in result["metrics"].items():
@@ -165,7 +171,8 @@ def test_the_summary_of_a_wandb_run_is_result_json_and_the_best_epoch(tracked):
         assert summary["best/epoch"] == 1 + errors.index(min(errors))
 
 
-def test_a_wandb_run_ends_with_a_point_per_number_of_experts_who_was_asked_and_the_result(grid, tracked):
+@pytest.mark.slow
+def test_a_wandb_run_ends_with_final_metrics_deferrals_per_expert_and_files(grid, tracked):
     for folder, (wandb, _, result, _) in zip(grid[0], tracked, strict=True):
         (final,) = [row for row in wandb["history"] if "final/num_experts" in row]
         assert final["final/num_experts"] == 2
@@ -175,10 +182,11 @@ def test_a_wandb_run_ends_with_a_point_per_number_of_experts_who_was_asked_and_t
         asked = {row[0]: row[3] for row in json.loads(table.read_text())["data"]}
         assert list(asked.values()) == result["metrics"]["deferred_to"]
         assert list(asked) == [expert["name"] for expert in result["experts"]]
-        assert wandb["artifacts"]["result"] == {"result.json": folder / "result.json"}
+        assert wandb["artifacts"]["result"] == {name: folder / name for name in ("result.json", "model.safetensors")}
 
 
-def test_a_wandb_run_of_a_full_evaluation_holds_the_reliability_diagrams(grid, tracked):
+@pytest.mark.slow
+def test_a_full_evaluation_logs_reliability_diagrams_to_wandb(grid, tracked):
     for folder, (wandb, _, result, _) in zip(grid[0], tracked, strict=True):
         for who, bins in result["evaluation"]["calibration"].items():
             (table,) = folder.glob(f"wandb/*run-[0-9]*/files/media/table/reliability/{who}*.json")
@@ -191,7 +199,8 @@ def test_a_wandb_run_of_a_full_evaluation_holds_the_reliability_diagrams(grid, t
             assert wandb["summary"][f"ece/{who}"] == bins["ece"]
 
 
-def test_no_secret_is_written_and_no_list_of_what_the_machine_has(grid):
+@pytest.mark.slow
+def test_no_secret_and_no_description_of_the_machine_is_written(grid):
     *_, home = grid
     files = [path for path in home.rglob("*") if path.is_file()]
     assert len(files) > 10
@@ -201,7 +210,8 @@ def test_no_secret_is_written_and_no_list_of_what_the_machine_has(grid):
     assert not list(home.rglob("wandb-metadata.json")) and not list(home.rglob("requirements.txt"))
 
 
-def test_tensorboard_holds_metrics_csv_over_the_epochs(grid, tracked):
+@pytest.mark.slow
+def test_tensorboard_has_the_rows_of_metrics_csv(grid, tracked):
     pytest.importorskip("tensorboard")
     for folder, (_, epochs, _, _) in zip(grid[0], tracked, strict=True):
         events = read_tensorboard(folder / "tensorboard")
@@ -218,7 +228,7 @@ def read_tensorboard(folder):
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboard_forgets_the_epochs_that_a_resumed_run_repeats(tmp_path):
+def test_tensorboard_shows_repeated_epochs_of_a_resumed_run_once(tmp_path):
     pytest.importorskip("tensorboard")
     for losses in ({1: 3.0, 2: 2.0, 3: 1.0}, {2: 2.5, 3: 1.5}):
         tracker = TensorBoardTracker()
@@ -233,7 +243,7 @@ def test_tensorboard_forgets_the_epochs_that_a_resumed_run_repeats(tmp_path):
     }
 
 
-def test_an_extra_that_is_not_installed_is_a_sentence(monkeypatch):
+def test_tensorboard_not_installed_is_a_user_error(monkeypatch):
     monkeypatch.setattr("l2d.tracking.trackers.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'l2d\[tensorboard\]'"):
         TensorBoardTracker()
@@ -264,30 +274,31 @@ def offline(tmp_path, monkeypatch, composed):
     return attempt
 
 
-def test_an_attempt_that_follows_continues_the_run_unless_forced(offline):
+def test_a_second_attempt_continues_the_wandb_run_unless_forced(offline):
     for _ in range(2):
         folder = offline()
     first, second = (read_wandb(path)["run"].run_id for path in run_files(folder))
     assert first == second == (folder / "wandb_id").read_text().strip()
+    assert read_wandb(run_files(folder)[0])["artifacts"]["result"].keys() == {"result.json"}
     offline("force=true")
     assert (folder / "wandb_id").read_text().strip() != first
     assert len(run_files(folder)) == 3
 
 
 @pytest.mark.parametrize("error", [ValueError("diverged"), KeyboardInterrupt()])
-def test_a_run_that_is_cut_short_is_not_left_running(offline, tmp_path, error):
+def test_a_failed_or_stopped_run_is_finished_in_wandb_as_failed(offline, tmp_path, error):
     with pytest.raises(type(error)):
         offline(error=error)
     (file,) = tmp_path.glob("*/wandb/*run-[0-9]*/run-*.wandb")
     assert read_wandb(file)["exit_code"] == 1
 
 
-def test_disabled_leaves_nothing(offline):
+def test_mode_disabled_writes_nothing(offline):
     folder = offline(mode="disabled")
     assert {path.name for path in folder.iterdir()} == {"metrics.csv", "result.json"}
 
 
-def test_what_fails_in_wandb_later_is_told_once_and_stops_nothing(tmp_path, capsys):
+def test_a_later_failure_of_wandb_is_reported_once_and_stops_nothing(tmp_path, capsys):
     class Broken:
         def log(self, row):
             raise ConnectionError("the service is gone")
@@ -298,12 +309,6 @@ def test_what_fails_in_wandb_later_is_told_once_and_stops_nothing(tmp_path, caps
         tracker.log({"epoch": epoch})
     tracker.finish({"status": "finished"})
     assert capsys.readouterr().err.count("the service is gone") == 1
-
-
-def test_a_message_is_told_and_logged_once(capsys, caplog):
-    with caplog.at_level("INFO", logger="l2d"):
-        tell("something")
-    assert capsys.readouterr().err == "l2d: something\n" and caplog.messages == ["something"]
 
 
 ONLINE = """
@@ -371,12 +376,13 @@ def endpoint(request):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("endpoint", "key"),
     [("is not there", True), ("hangs", True), ("refuses the key", True), ("hangs", False), ("falls silent", True)],
     indirect=["endpoint"],
 )
-def test_without_wandb_a_run_is_kept_on_disk_after_a_few_seconds(tmp_path, composed, endpoint, key):
+def test_if_wandb_does_not_answer_the_run_is_kept_on_disk_within_seconds(tmp_path, composed, endpoint, key):
     folder = tmp_path / "run"
     folder.mkdir()
     config = json.dumps(OmegaConf.to_container(composed("loss=ce"), resolve=True))
@@ -396,7 +402,8 @@ def test_without_wandb_a_run_is_kept_on_disk_after_a_few_seconds(tmp_path, compo
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library, about itself
-def test_the_dashboard_is_made_of_what_the_tracker_logs(tracked):
+@pytest.mark.slow
+def test_the_dashboard_shows_keys_that_the_tracker_logs(tracked):
     pytest.importorskip("wandb_workspaces")
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
@@ -425,7 +432,7 @@ def test_the_dashboard_is_made_of_what_the_tracker_logs(tracked):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_dashboards_dry_run_prints_it_and_needs_no_network(capsys, monkeypatch):
+def test_a_dry_run_of_the_dashboard_prints_it_without_network(capsys, monkeypatch):
     pytest.importorskip("wandb_workspaces")
     from l2d.tracking.dashboard import main
 
@@ -440,7 +447,7 @@ def test_the_dashboards_dry_run_prints_it_and_needs_no_network(capsys, monkeypat
     assert "ENTITY/PROJECT" in capsys.readouterr().err
 
 
-def test_a_dashboard_that_wandb_does_not_take_is_a_sentence(tmp_path):
+def test_a_dashboard_that_wandb_refuses_is_a_user_error(tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     command = [sys.executable, "-m", "l2d.tracking.dashboard", "me/l2d"]
     done = subprocess.run(command, env=clean | {"HOME": str(tmp_path)}, capture_output=True, text=True)
@@ -448,7 +455,7 @@ def test_a_dashboard_that_wandb_does_not_take_is_a_sentence(tmp_path):
     assert "No API key configured" in done.stderr and done.stderr.rstrip().endswith("--dry-run shows it without W&B.")
 
 
-def test_the_agents_command_for_the_sweep_file_is_one_that_hydra_takes(composed):
+def test_hydra_composes_the_command_of_a_wandb_agent(composed):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     sweep = yaml.safe_load((Path(__file__).parents[1] / "conf" / "wandb_sweep.yaml").read_text())
@@ -462,6 +469,51 @@ def test_the_agents_command_for_the_sweep_file_is_one_that_hydra_takes(composed)
     assert sweep["metric"]["name"] in METRICS
 
 
-def test_the_code_version_is_a_commit_or_unknown():
-    commit = environment()["git_commit"]
-    assert commit is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", commit)
+def test_the_recorded_commit_is_that_of_the_checkout():
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("not a git checkout")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert environment()["git_commit"].removesuffix("+changes") == head.strip()
+
+
+OWN_LOGGER = """
+import json
+
+class JsonLines:
+    def __init__(self, file):
+        self.file = file
+
+    def start(self, name, config, folder):
+        self.path = folder / self.file
+        self.write("start", name=name, seed=config["seed"])
+
+    def log(self, row):
+        self.write("log", epoch=row["epoch"], loss=row["loss"])
+
+    def finish(self, result):
+        self.write("finish", status=result["status"], system_error=result["metrics"]["system_error"])
+
+    def write(self, event, **values):
+        with open(self.path, "a") as file:
+            file.write(json.dumps({"event": event, **values}) + "\\n")
+"""
+
+
+def test_a_logger_from_outside_is_one_module_and_one_yaml_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_logger.py").write_text(OWN_LOGGER)
+    (tmp_path / "conf" / "logger").mkdir(parents=True)
+    (tmp_path / "conf" / "logger" / "lines.yaml").write_text(
+        "_target_: my_logger.JsonLines\nname: lines\nfile: l.jsonl\n"
+    )
+    small = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2", "seed=3")
+    assert wait(start("--config-dir", "conf", "logger=lines", *small)) == 0, (tmp_path / "output.txt").read_text()
+    (path,) = tmp_path.glob("outputs/*/*/l.jsonl")
+    begun, first, second, finished = map(json.loads, path.read_text().splitlines())
+    assert begun == {"event": "start", "name": path.parent.name, "seed": 3}
+    with open(path.with_name("metrics.csv")) as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert [first["loss"], second["loss"]] == losses and (first["epoch"], second["epoch"]) == (1, 2)
+    result = json.loads(path.with_name("result.json").read_text())
+    assert finished["status"] == "finished" and finished["system_error"] == result["metrics"]["system_error"]

@@ -4,12 +4,10 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from l2d.atomic import atomic_write
 from l2d.data.files import ImageFiles, open_image
 from l2d.data.manifest import cache_folder
 from l2d.data.resident import Images
@@ -115,43 +114,25 @@ def _write(path: Path, key: str, files: ImageFiles, size: int) -> None:
         except UserError:
             return None
 
-    checksum, damaged = 0, []
-    with _replacing(path) as out, ThreadPoolExecutor(files.workers or os.cpu_count()) as pool, _progress() as bar:
-        text = f"decoding {len(files):,} images, once ({len(files) * 3 * size * size / 1e9:.1f} GB)"
-        task = bar.add_task(text, total=len(files))
-        for start in range(0, len(files), _CHUNK):
-            names = files.paths[start : start + _CHUNK]
-            for name, data in zip(names, pool.map(pixels, names), strict=True):
-                if data is None:
-                    damaged.append(name)
-                    continue
-                checksum = zlib.crc32(data, checksum)
-                out.write(data)
-            bar.advance(task, len(names))
+    def write(out: BinaryIO) -> None:
+        checksum, damaged = 0, []
+        with ThreadPoolExecutor(files.workers or os.cpu_count()) as pool, _progress() as bar:
+            text = f"decoding {len(files):,} images, once ({len(files) * 3 * size * size / 1e9:.1f} GB)"
+            task = bar.add_task(text, total=len(files))
+            for start in range(0, len(files), _CHUNK):
+                names = files.paths[start : start + _CHUNK]
+                for name, data in zip(names, pool.map(pixels, names), strict=True):
+                    if data is None:
+                        damaged.append(name)
+                        continue
+                    checksum = zlib.crc32(data, checksum)
+                    out.write(data)
+                bar.advance(task, len(names))
         footer = json.dumps({"key": key, "damaged": damaged}).encode()
         out.write(footer + _TAIL.pack(len(footer), zlib.crc32(footer, checksum)))
 
-
-@contextmanager
-def _replacing(path: Path) -> Iterator:
-    """A file to write that takes the place of `path` in one step at the end, or leaves no trace."""
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-        with os.fdopen(handle, "wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(
-            f"The image cache {path} cannot be written ({error.strerror}); choose another folder with dataset.cache, "
-            "or do without it with dataset.feed=stream."
-        ) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    hint = "choose another folder for images with dataset.cache, or do without it with dataset.feed=stream"
+    atomic_write(path, write, make_parents=True, hint=hint)
 
 
 def _progress() -> Progress:

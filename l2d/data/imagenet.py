@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import track
 
+from l2d.atomic import atomic_write
 from l2d.data.dataset import Dataset, Split, listed_by
 from l2d.data.manifest import SUFFIXES, cache_folder, existing_root
 from l2d.errors import UserError
@@ -185,14 +185,7 @@ def _load(path: Path) -> Index:
 
 
 def _save(path: Path, index: Index) -> None:
-    """In one step, so that no reader meets half an index."""
     content = json.dumps(index).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, delete=False) as file:
-            file.write(b"%d\n" % zlib.crc32(content) + content)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise UserError(
-            f"The file index {path} cannot be written ({error.strerror}); choose another folder with dataset.cache."
-        ) from error
+    whole = b"%d\n" % zlib.crc32(content) + content
+    hint = "choose another folder for the index of files with dataset.cache"
+    atomic_write(path, lambda file: file.write(whole), durable=False, make_parents=True, hint=hint)

@@ -41,7 +41,9 @@ def full_evaluation(
     }
 
 
-def posterior_profile(outcome: Outcome, fitted: Tensor | None, labels_shown: int) -> dict[str, list[float] | None] | None:
+def posterior_profile(
+    outcome: Outcome, fitted: Tensor | None, labels_shown: int
+) -> dict[str, list[float] | None] | None:
     """The most probable labels in descending order, mean over x: as believed, as the experts leave them in the `fitted`
     distribution [N, K+J], and in truth; None where nothing of the kind is fitted."""
     if fitted is None:

@@ -3,18 +3,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from omegaconf import DictConfig
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from l2d.atomic import atomic_write
 from l2d.errors import UserError, notify
 from l2d.evaluation.outcome import Outcome, observe
 from l2d.systems import System
+from l2d.tensors import pack, unpack
 from l2d.training.loop import Predicted
 
 NAME = "outcome.safetensors"
@@ -69,9 +68,10 @@ def keep(
         if names is not None:
             chosen = names if outcome.index is None else [names[i] for i in outcome.index.tolist()]
             parts["ids"] = torch.frombuffer(bytearray(json.dumps(chosen).encode()), dtype=torch.uint8)
-        tensors |= {f"{split}.{name}": part.contiguous() for name, part in parts.items()}
+        tensors |= {f"{split}.{name}": part for name, part in parts.items()}
     metadata = {"format": FORMAT, "kept": kind}
-    atomic_write(path, lambda file: file.write(save(tensors, metadata)))
+    content = pack(tensors, metadata)
+    atomic_write(path, lambda file: file.write(content))
     return kind
 
 
@@ -80,12 +80,7 @@ def read_kept(folder: Path) -> dict[str, Kept] | None:
     path = folder / NAME
     if not path.exists():
         return None
-    try:
-        with safe_open(path, "pt") as file:
-            metadata: dict[str, Any] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove it to evaluate with the model and the data.") from error
+    tensors, metadata = unpack(path)
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path} is not an outcome that this version reads; remove it to evaluate with the model.")
     if metadata.get("kept") == "decisions":

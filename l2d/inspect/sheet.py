@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from l2d.atomic import atomic_write
 from l2d.data.dataset import Split
 from l2d.data.files import ImageFiles, open_image
-from l2d.errors import UserError
 from l2d.experts.simulator import MISSING
 
 TILES, COLUMNS, MOST_ANSWERS = 24, 6, 8
@@ -49,13 +49,15 @@ def draw_sheet(
         axes.set_axis_off()
         for number, (text, color) in enumerate(lines[position]):
             write(left, top + HEIGHT + LINE * (number + 1) + 0.06, text, fontsize=7, color=color)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a class name in another script
-            figure.savefig(path, format="png")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another --sheet.") from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a class name in another script
+        atomic_write(
+            path,
+            lambda file: figure.savefig(file, format="png"),
+            durable=False,
+            make_parents=True,
+            hint="choose another --sheet",
+        )
 
 
 def spread(labels: np.ndarray, usable: np.ndarray, seed: int) -> list[int]:

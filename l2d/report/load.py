@@ -1,7 +1,6 @@
 """Run folders -> a tidy frame with a row per run. Reads result.json, config.yaml and metrics.csv, nothing else."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 
-from l2d.errors import UserError
+from l2d.config import flatten
+from l2d.errors import UserError, notify
 from l2d.identity import FREE_GROUPS, FREE_KEYS, choices, fingerprint
 
 METRICS = ("system_error", "coverage", "classifier_accuracy")
@@ -30,9 +30,8 @@ def load_runs(*folders: str | Path) -> pd.DataFrame:
     frame = pd.DataFrame([row for row, _ in runs])
     configs = [config for _, config in runs]
     frame["setting"] = _labels(frame, ["dataset", "experts"], [_setting(config) for config in configs])
-    extra = _labels(
-        frame, ["formulation", "base"], [_flat(config.get("loss", {}), drop={"name"}) for config in configs]
-    )
+    losses = [flatten(_without(config.get("loss", {}), {"name"})) for config in configs]
+    extra = _labels(frame, ["formulation", "base"], losses)
     frame["method"] = [f"{name} {more}".strip() for name, more in zip(frame["formulation"], extra, strict=True)]
     for metric in METRICS:
         frame[metric] = frame[metric].astype(float) if metric in frame else float("nan")
@@ -46,10 +45,6 @@ def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
     read = [(run, _metrics(Path(run.folder))) for run in runs[keys].itertuples(index=False)]
     curves = [rows.assign(**run._asdict()) for run, rows in read if rows is not None and len(rows)]
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=keys)
-
-
-def warn(sentence: str) -> None:
-    sys.stderr.write(f"l2d: {sentence}\n")
 
 
 def _run_folders(folders: tuple[str | Path, ...]) -> list[Path]:
@@ -73,7 +68,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
         return _row(path, result, config, {**chosen, **(result.get("choices") or {})}), config
     except Exception as error:  # whatever is wrong with one folder must not hide the others
         reason = " ".join(str(error).split()) or type(error).__name__
-        warn(f"{file} cannot be read, so its run is left out: {reason}")
+        notify(f"{file} cannot be read, so its run is left out: {reason}")
         return None
 
 
@@ -117,19 +112,13 @@ def _metrics(path: Path) -> pd.DataFrame | None:
 def _setting(config: dict) -> dict[str, Any]:
     """Everything that determines the result, but for the loss, the number of experts and the seed."""
     kept = {group: value for group, value in config.items() if group not in {*FREE_GROUPS, "seed", "loss"}}
-    flat: dict[str, Any] = {}
-    for group, value in kept.items():
-        drop = FREE_KEYS.get(group, set()) | ({"num"} if group == "experts" else set())
-        flat |= _flat(value, f"{group}.", drop) if isinstance(value, dict) else {group: value}
-    return flat
+    dropped = FREE_KEYS | {"experts": FREE_KEYS.get("experts", set()) | {"num"}}
+    return flatten({group: _without(value, dropped.get(group, set())) for group, value in kept.items()})
 
 
-def _flat(value: dict, prefix: str = "", drop: set[str] | frozenset[str] = frozenset()) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        if key not in drop:
-            flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
-    return flat
+def _without(settings: Any, keys: set[str]) -> Any:
+    """A group without these keys; a setting that is no group stays as it is."""
+    return {k: v for k, v in settings.items() if k not in keys} if isinstance(settings, dict) else settings
 
 
 def _labels(frame: pd.DataFrame, within: list[str], settings: list[dict[str, Any]]) -> list[str]:

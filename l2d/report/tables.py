@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from l2d.report.load import BLOCK, CELL, METRICS, warn
+from l2d.errors import notify
+from l2d.report.load import BLOCK, CELL, METRICS
 
 METHODS = {"vanilla": "Vanilla", "picce": "PiCCE", "pice": "PiCE"}
 BASES = {"ce": "CE", "ova": "OvA"}
@@ -51,7 +52,7 @@ def one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
 def repeated(runs: pd.DataFrame) -> None:
     """Name the runs that `one_per_seed` leaves out."""
     for folder in runs.drop(one_per_seed(runs).index)["folder"]:
-        warn(f"{folder} repeats another run of the same setting and seed, and is not counted.")
+        notify(f"{folder} repeats another run of the same setting and seed, and is not counted.")
 
 
 def _grid(block: tuple, runs: pd.DataFrame, published: pd.DataFrame) -> Iterator[tuple]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from l2d.errors import UserError, notify
+from l2d.tensors import unpack
 
 NAME = "model.safetensors"
 FORMAT = "l2d system 1"
@@ -37,15 +37,10 @@ def read_weights(path: Path) -> Weights:
     """The weights in model.safetensors, or in the model.pt of version 0.1. Nothing in the file is run."""
     if path.suffix == ".pt":
         return Weights({f"backbone.{name}": tensor for name, tensor in _read_pickled(path).items()}, {})
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-        if metadata.pop("format", None) != FORMAT:
-            raise UserError(f"{path} does not hold the weights of a system; give the model.safetensors of a run.")
-        return Weights(tensors, {name: json.loads(value) for name, value in metadata.items()})
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error}).") from error
+    tensors, metadata = unpack(path)
+    if metadata.pop("format", None) != FORMAT:
+        raise UserError(f"{path} does not hold the weights of a system; give the model.safetensors of a run.")
+    return Weights(tensors, {name: json.loads(value) for name, value in metadata.items()})
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:

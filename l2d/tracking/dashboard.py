@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from l2d.errors import UserError, errors_as_sentences
-from l2d.tracking.record import HEADLINE
+from l2d.tracking.run_folder import HEADLINE
 
 
 def workspace(entity: str, project: str, dataset: str | None) -> Any:

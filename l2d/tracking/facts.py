@@ -10,7 +10,7 @@ from l2d.identity import choices, data_digest
 from l2d.place import Place
 from l2d.systems import System
 from l2d.task import Task
-from l2d.tracking.record import environment
+from l2d.tracking.run_folder import environment
 
 
 def run_facts(cfg: DictConfig, task: Task, system: System, place: Place) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Where metrics go beside the run's folder. A tracker is anything with the three methods of `Tracker`."""
+"""Where metrics go besides the run's folder. A tracker is any class with the three methods of `Tracker`."""
 
 import csv
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,17 +12,17 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from l2d.errors import UserError
+from l2d.errors import UserError, notify
 from l2d.identity import choices
-from l2d.tracking.record import HEADLINE, environment
+from l2d.tracking.run_folder import HEADLINE, environment
 
-START_SECONDS = 5  # that W&B may hold up a run before it is kept offline
-FINISH_SECONDS = 10  # for the last upload; what is left by then stays on disk
-WEIGHTS_SECONDS = 600  # the same, where weights are to be uploaded
+START_SECONDS = 5  # how long the start of a run waits for W&B before the run is kept offline
+FINISH_SECONDS = 10  # how long the end of a run waits for the last upload; the rest stays on disk
+WEIGHTS_SECONDS = 600  # the same, if weights are uploaded
 
 
 class Tracker(Protocol):
-    """`start` once, `log` after every epoch, `finish` once, also where the run fails: result["status"] tells."""
+    """`start` is called once, `log` after every epoch, `finish` once, also if the run fails: see result["status"]."""
 
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None: ...
     def log(self, row: dict[str, Any]) -> None: ...
@@ -32,7 +31,7 @@ class Tracker(Protocol):
 
 @contextmanager
 def ending(tracker: Tracker) -> Iterator[None]:
-    """A run that fails or is stopped inside is ended in the tracker too, instead of being left as running."""
+    """If the run fails or is stopped inside, finish it in the tracker too, so that it is not shown as running."""
     try:
         yield
     except BaseException as error:
@@ -40,8 +39,8 @@ def ending(tracker: Tracker) -> Iterator[None]:
         raise
 
 
-class FilesOnly:
-    """Nothing beside the folder."""
+class NullTracker:
+    """Tracks nothing: the run's folder has its own files."""
 
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
         pass
@@ -54,9 +53,9 @@ class FilesOnly:
 
 
 class WandbTracker:
-    """One W&B run per run folder, whose file `wandb_id` names it: a training that is taken up again continues it.
+    """One W&B run per run folder. Its id is in the file `wandb_id`, so a resumed training continues the same W&B run.
 
-    W&B never stops a training: where it cannot be reached the run is kept on disk, and what goes wrong later is told once.
+    W&B never stops a training: if it cannot be reached the run is kept on disk, and a later failure is reported once.
     """
 
     def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
@@ -76,7 +75,7 @@ class WandbTracker:
 
     def _arguments(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         chosen = choices(OmegaConf.create(config))
-        chosen["cell"] = f"{chosen['dataset']}/{name.partition('-seed')[0]}"  # what runs that differ in the seed share
+        chosen["cell"] = f"{chosen['dataset']}/{name.partition('-seed')[0]}"  # without the seed
         known = self.folder / "wandb_id"
         return {
             "project": self.project,
@@ -88,14 +87,14 @@ class WandbTracker:
             "tags": [str(chosen[key]) for key in ("dataset", "experts", "loss")],
             "config": {**config, "choices": chosen, "code": environment()},
             "dir": str(self.folder),
-            "reinit": "create_new",  # the jobs of a multirun share a process, and must not share a run
+            "reinit": "create_new",  # a multirun has several runs in one process
             "settings": self.wandb.Settings(
                 init_timeout=START_SECONDS,
                 finish_timeout=WEIGHTS_SECONDS if self.weights else FINISH_SECONDS,
                 finish_timeout_raises=True,
                 silent=True,
                 console="off",
-                # nothing of the machine, its environment or its git remote, which may hold a token
+                # record nothing about the machine, its environment or its git remote, which may contain a token
                 disable_git=True,
                 save_code=False,
                 x_disable_meta=True,
@@ -109,19 +108,19 @@ class WandbTracker:
             try:
                 self.run = self.wandb.init(**arguments, mode="online", resume="allow")
                 logging.getLogger("l2d").info("W&B: %s", self.run.url)
-            except Exception as error:  # whatever it is, the training matters more
+            except Exception as error:  # of any kind: the training must go on
                 why = _first_line(error)
-                arguments["id"] = secrets.token_hex(4)  # the failed attempt keeps its own
+                arguments["id"] = secrets.token_hex(4)  # the id of the failed attempt cannot be used again
         if self.run is None:
             self.run = self.wandb.init(**arguments, mode="offline" if why else self.mode)
         if why:
-            tell(f"W&B is not available ({why}); this run is kept offline, upload it with: {self._sync()}")
+            notify(f"W&B is not available ({why}); this run is kept offline, upload it with: {self._sync()}")
         if self.mode != "disabled":
             (self.folder / "wandb_id").write_text(self.run.id + "\n")
         self.run.define_metric("*", step_metric="epoch")
 
     def _obstacle(self) -> str:
-        """Why W&B would not take a run: no key, a wrong key, nobody there."""
+        """Why W&B would refuse a run: no key, a wrong key, no connection. Empty if it would not."""
         try:
             return "" if self.wandb.login(prompt=False, verify=True) else "no API key; `wandb login` stores one"
         except Exception as error:
@@ -143,12 +142,12 @@ class WandbTracker:
             try:
                 self.run.finish(exit_code=0 if finished else 1)
             except TimeoutError:
-                tell(f"W&B did not take the whole run in time; upload the rest with: {self._sync()}")
+                notify(f"W&B did not take the whole run in time; upload the rest with: {self._sync()}")
         if self.mode == "offline":
             logging.getLogger("l2d").info("W&B: upload this run with: %s", self._sync())
 
     def _log_outcome(self, result: dict[str, Any]) -> None:
-        """The last and the best metrics, a row for charts against the number of experts, who was asked, how far to trust it."""
+        """The last and the best metrics, a row for charts against the number of experts, deferrals per expert, calibration."""
         metrics = result["metrics"]
         self.run.summary.update(_scalars(metrics) | _best(self.folder / "metrics.csv"))
         columns = ["expert", "train_accuracy", "test_accuracy", "deferred_to"]
@@ -161,12 +160,12 @@ class WandbTracker:
         final = {f"final/{key}": metrics[key] for key in HEADLINE}
         self.run.log({"final/num_experts": len(rows), **final, "deferral": bars, **self._reliability(result)})
         artifact = self.wandb.Artifact(f"result-{self.run.id}", type="result")
-        for file in ("result.json", "model.pt") if self.weights else ("result.json",):
-            artifact.add_file(str(self.folder / file), policy="immutable")  # where it is, without a copy
+        for file in ("result.json", "model.safetensors") if self.weights else ("result.json",):
+            artifact.add_file(str(self.folder / file), policy="immutable")  # uploaded from where it is, not copied
         self.run.log_artifact(artifact)
 
     def _reliability(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Accuracy against confidence in bins, of the classifier and of the chosen expert; only evaluation=full knows them."""
+        """Accuracy against confidence in bins, of the classifier and of the chosen expert; needs evaluation=full."""
         diagrams = {}
         for who, bins in ((result.get("evaluation") or {}).get("calibration") or {}).items():
             columns = ["confidence", "accuracy", "count"]
@@ -178,14 +177,14 @@ class WandbTracker:
         return diagrams
 
     def _try(self, action: Callable[[], None]) -> None:
-        """W&B's failure is told, and ends the tracking, not the training."""
+        """A failure of W&B is reported and ends the tracking, not the training."""
         if self.failed:
             return
         try:
             action()
         except Exception as error:
             self.failed = True
-            tell(f"W&B failed ({_first_line(error)}); the training goes on without it, and its files are complete.")
+            notify(f"W&B failed ({_first_line(error)}); the training goes on without it, and its files are complete.")
 
     def _sync(self) -> str:
         return f"wandb sync {Path(self.run.settings.sync_dir)}"
@@ -206,7 +205,7 @@ class TensorBoardTracker:
         if self.writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # hides what an earlier attempt logged from this epoch on
+            # purge_step hides what an earlier attempt logged from this epoch on
             self.writer = SummaryWriter(self.folder, purge_step=row["epoch"])
             self.writer.add_text("config", f"```yaml\n{OmegaConf.to_yaml(OmegaConf.create(self.config))}```")
         for key, value in _scalars(row).items():
@@ -217,7 +216,7 @@ class TensorBoardTracker:
             self.writer.close()
 
 
-class Everywhere:
+class MultiTracker:
     """W&B and TensorBoard at once."""
 
     def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
@@ -236,18 +235,12 @@ class Everywhere:
             tracker.finish(result)
 
 
-def tell(text: str) -> None:
-    """To the run's log and to stderr, once each."""
-    logging.getLogger("l2d").info(text)
-    print(f"l2d: {text}", file=sys.stderr)
-
-
 def _scalars(row: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in row.items() if isinstance(value, int | float)}
 
 
 def _best(metrics: Path) -> dict[str, float]:
-    """The lowest system error of all epochs, those before a restart too. For looking at: nothing is selected by it."""
+    """The lowest system error of all epochs, including those before a restart. For display: nothing is selected by it."""
     with open(metrics) as file:
         rows = [row for row in csv.DictReader(file) if row.get("system_error")]
     best = min(rows, key=lambda row: float(row["system_error"]))

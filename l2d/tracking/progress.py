@@ -1,4 +1,4 @@
-"""What a run says on the terminal: a header, progress, the final table. Inside a sweep: one line per cell."""
+"""What a run prints on the terminal: a header, progress, the final table. Inside a sweep: one line per cell."""
 
 import time
 from collections.abc import Iterator
@@ -6,22 +6,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console as Terminal
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from l2d.tracking.record import HEADLINE, duration, headline, sweep_progress
+from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
+
+COMPARED_WITH = {  # label -> metric; printed beside the accuracy of the system
+    "classifier alone": "classifier_accuracy",
+    "best single expert": "best_expert_accuracy",
+    "majority vote": "majority_vote_accuracy",
+    "any expert right": "any_expert_correct",
+}
 
 
-class Console:
-    """On a terminal a live bar, otherwise a plain line per epoch, but not more than one a second."""
+class ProgressReporter:
+    """On a terminal a live bar, otherwise a plain line per epoch, at most one a second."""
 
     def __init__(self, verbose: bool):
         self.verbose = verbose
-        self.terminal = Terminal(highlight=False, soft_wrap=True)
+        self.terminal = Console(highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
-        self.last_step: tuple[float, int] | None = None  # when, and its number in the epoch
-        self.first_row: tuple[float, int] | None = None  # when, and its epoch
+        self.last_step: tuple[float, int] | None = None  # (time, step in the epoch)
+        self.first_row: tuple[float, int] | None = None  # (time, epoch)
 
     @contextmanager
     def progress(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> Iterator[None]:
@@ -30,7 +37,8 @@ class Console:
         self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
         if not self.quiet:
-            shown = {**facts["choices"], "device": facts["device"], "precision": facts["precision"]}
+            shown = {**facts["choices"], "num_experts": num_experts(facts)}
+            shown |= {key: facts[key] for key in ("device", "precision")}
             shown["parameters"] = f"{facts['parameters']:,}"
             self.terminal.print(Text("  ").join(Text.assemble((key, "dim"), f" {shown[key]}") for key in shown))
         if self.verbose and self.terminal.is_interactive and self.terminal.file.isatty():
@@ -38,7 +46,7 @@ class Console:
             self.bar = Progress(
                 *columns, TimeRemainingColumn(), TextColumn("left"), console=self.terminal, transient=True
             )
-            self.what = f"{facts['choices']['loss']} J={facts['choices']['num_experts']} epoch"
+            self.what = f"{facts['choices']['loss']} J={num_experts(facts)} epoch"
             self.task = self.bar.add_task("", total=epochs, what=f"{self.what} 1/{epochs}")
             self.bar.start()
         try:
@@ -49,7 +57,7 @@ class Console:
                 self.bar = None
 
     def step(self, epoch: int, step: int, loss: float) -> None:
-        """`step` of `self.steps` is done in the epoch numbered from 0."""
+        """Show the loss after `step` of `self.steps` steps; epochs count from 0."""
         if not self.bar:
             return
         text, now = f"loss {loss:.4f}", time.monotonic()
@@ -68,36 +76,45 @@ class Console:
             what = f"{self.what} {row['epoch']}/{self.epochs}"
             self.bar.update(self.task, completed=row["epoch"], description=text, what=what)
         elif not self.quiet and time.monotonic() - self.last_line > 1:
-            self.say(f"epoch {row['epoch']}/{self.epochs}  {text}{self._left(row['epoch'])}")
+            self.print(f"epoch {row['epoch']}/{self.epochs}  {text}{self._left(row['epoch'])}")
             self.last_line = time.monotonic()
 
     def _left(self, epoch: int) -> str:
-        """From the epochs since the first that was told: before it lie the start of the device and the workers."""
+        """Estimated from the epochs after the first one, which includes the start of the device and the workers."""
         since, first = self.first_row or (0.0, epoch)
         if epoch in (first, self.epochs):
             return ""
         return f"  {duration((time.monotonic() - since) / (epoch - first) * (self.epochs - epoch))} left"
 
     def finished_before(self, folder: Path, result: dict[str, Any]) -> None:
-        self.say(f"finished before (force=true runs it again)  {folder}  {headline(result['metrics'])}")
+        self.print(f"finished before (force=true runs it again)  {folder}  {headline(result['metrics'])}")
 
     def final(self, folder: Path, result: dict[str, Any]) -> None:
         where = sweep_progress()
         if where:
-            self.say(f"{where} {folder.name}  {headline(result['metrics'])}  {result['seconds']:.1f} s")
+            self.print(f"{where} {folder.name}  {headline(result['metrics'])}  {result['seconds']:.1f} s")
             return
-        chosen = result["choices"]
-        title = f"{chosen['loss']}, {chosen['num_experts']} experts, seed {chosen['seed']}"
-        rows = [(title, result["metrics"])] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
+        metrics, choices, num = result["metrics"], result["choices"], num_experts(result)
+        experts = f", {num} expert{'' if num == 1 else 's'}" if num else ""
+        title = f"{choices['loss']}{experts}, seed {choices['seed']}"
+        rows = [(title, metrics)] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
-        self.say(" " * width + "".join(f"{key:>21}" for key in HEADLINE))
+        self.print(" " * width + "".join(f"{key:>21}" for key in HEADLINE))
         for title, values in rows:
-            self.say(title.ljust(width) + "".join(f"{values[key]:>21.2f}" for key in HEADLINE))
+            self.print(title.ljust(width) + "".join(f"{values[key]:>21.2f}" for key in HEADLINE))
+        compared = {label: metrics[key] for label, key in COMPARED_WITH.items() if metrics.get(key) is not None}
+        accuracies = {"system": 100 - metrics["system_error"], **compared}
+        self.print("accuracy: " + ", ".join(f"{label} {value:.2f}" for label, value in accuracies.items()))
         regret = (result.get("evaluation") or {}).get("regret")
         if regret:
             parts = ", ".join(f"{part} {regret[part]:.2f}" for part in ("classifier", "decision", "expert"))
-            self.say(f"regret {regret['total']:.2f}: {parts}")
-        self.say(f"{result['seconds']:.1f} s, in {folder}")
+            self.print(f"regret {regret['total']:.2f}: {parts}")
+        self.print(f"{result['seconds']:.1f} s, in {folder}")
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.terminal.print(text, markup=False)
+
+
+def num_experts(facts: dict[str, Any]) -> int | None:
+    """The length of the list of experts, else what the config says, which may leave it open (experts.num=null)."""
+    return len(facts.get("experts") or ()) or facts["choices"]["num_experts"]

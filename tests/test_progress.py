@@ -1,4 +1,4 @@
-"""What a run says, into a pipe and onto a terminal."""
+"""What a run prints, into a pipe and on a terminal."""
 
 import os
 import pty
@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from l2d.tracking import console as console_module
-from l2d.tracking.console import Console
+from l2d.tracking import progress
+from l2d.tracking.progress import ProgressReporter
 
 CHOICES = {
     "dataset": "[bold]toy",
@@ -32,7 +32,7 @@ def no_sweep(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until `clock.now` is moved."""
+    """A clock that changes only when `clock.now` is set."""
 
     class Clock:
         now = 100.0
@@ -41,7 +41,7 @@ def clock(monkeypatch):
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr(console_module, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
     return clock
 
 
@@ -49,61 +49,90 @@ def row(epoch, **more):
     return {"epoch": epoch, "loss": 1.5, "lr": 0.1, "images_per_second": 2048.4, **more}
 
 
-def test_the_header_names_the_choices_as_they_are(capsys):
-    with Console(verbose=True).progress(FACTS, epochs=1, steps=1, batch_size=10):
+def test_the_header_shows_the_choices_without_interpreting_markup(capsys):
+    with ProgressReporter(verbose=True).progress(FACTS, epochs=1, steps=1, batch_size=10):
         pass
     out = capsys.readouterr().out
     for said in ("dataset [bold]toy", "experts mixed", "loss picce_ce", "device cpu", "parameters 1,234,567"):
         assert said in out
 
 
-def test_plain_lines_come_at_most_once_a_second_and_tell_the_time_left(capsys, clock):
-    console = Console(verbose=True)
-    with console.progress(FACTS, epochs=10, steps=4, batch_size=10):
+def test_plain_lines_come_at_most_once_a_second_and_show_the_time_left(capsys, clock):
+    reporter = ProgressReporter(verbose=True)
+    with reporter.progress(FACTS, epochs=10, steps=4, batch_size=10):
         for epoch, now in ((1, 102.0), (2, 102.5), (3, 104.0), (10, 200.0)):
             clock.now = now
-            console.step(epoch - 1, 2, 1.0)
-            console.epoch(row(epoch, **(METRICS if epoch == 3 else {})))
+            reporter.step(epoch - 1, 2, 1.0)
+            reporter.epoch(row(epoch, **(METRICS if epoch == 3 else {})))
     first, third, last = capsys.readouterr().out.splitlines()[1:]
     assert first == "epoch 1/10  loss 1.5000  2,048 images/s"
-    # two epochs in the two seconds since the first was told: seven more take 7 s
+    # two epochs in the two seconds since the first line: seven more take 7 s
     assert third.startswith("epoch 3/10  loss 1.5000  2,048 images/s  system_error 12.35  coverage 67.89  classifier")
     assert third.endswith("  7 s left")
     assert last == "epoch 10/10  loss 1.5000  2,048 images/s"
 
 
-def test_verbose_false_leaves_the_final_table_alone(capsys, clock, tmp_path):
-    console = Console(verbose=False)
-    with console.progress(FACTS, epochs=2, steps=1, batch_size=10):
+def test_verbose_false_prints_only_the_final_table(capsys, clock, tmp_path):
+    reporter = ProgressReporter(verbose=False)
+    with reporter.progress(FACTS, epochs=2, steps=1, batch_size=10):
         clock.now += 10
-        console.epoch(row(1))
+        reporter.epoch(row(1))
     assert capsys.readouterr().out == ""
-    console.final(tmp_path, RESULT)
-    header, numbers, where = capsys.readouterr().out.splitlines()
+    reporter.final(tmp_path, RESULT)
+    header, numbers, compared, where = capsys.readouterr().out.splitlines()
     assert header.split() == ["system_error", "coverage", "classifier_accuracy"]
     assert numbers.split() == ["picce_ce,", "3", "experts,", "seed", "5", "12.35", "67.89", "76.50"]
+    assert compared == "accuracy: system 87.66, classifier alone 76.50"
     assert where == f"3.2 s, in {tmp_path}"
 
 
-def test_the_best_achievable_stands_below_where_it_is_known(capsys, tmp_path):
+def test_the_best_achievable_is_printed_where_it_is_known(capsys, tmp_path):
     bayes = {"system_error": 1.0, "coverage": 2.0, "classifier_accuracy": 3.0}
-    Console(verbose=True).final(tmp_path, RESULT | {"bayes": bayes})
+    ProgressReporter(verbose=True).final(tmp_path, RESULT | {"bayes": bayes})
     assert capsys.readouterr().out.splitlines()[2].split() == ["best", "achievable", "1.00", "2.00", "3.00"]
+
+
+def test_the_accuracies_to_compare_with_are_printed_unless_unknown(capsys, tmp_path):
+    more = {"best_expert_accuracy": 80.0, "majority_vote_accuracy": None, "any_expert_correct": 95.0}
+    ProgressReporter(verbose=True).final(tmp_path, RESULT | {"metrics": METRICS | more})
+    line = capsys.readouterr().out.splitlines()[2]
+    assert line.endswith("classifier alone 76.50, best single expert 80.00, any expert right 95.00")
+    more["majority_vote_accuracy"] = 82.5
+    ProgressReporter(verbose=True).final(tmp_path, RESULT | {"metrics": METRICS | more})
+    assert "majority vote 82.50" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("num", "experts", "title"),
+    [
+        (1, None, "picce_ce, 1 expert, seed 5"),
+        (None, [{"name": "ann"}, {"name": "bob"}], "picce_ce, 2 experts, seed 5"),
+        (None, None, "picce_ce, seed 5"),
+    ],
+)
+def test_the_number_of_experts_is_that_of_the_panel(capsys, tmp_path, num, experts, title):
+    result = RESULT | {"choices": CHOICES | {"num_experts": num}, "experts": experts}
+    ProgressReporter(verbose=True).final(tmp_path, result)
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{title}  ")
+    if experts:
+        with ProgressReporter(verbose=True).progress(FACTS | result, epochs=1, steps=1, batch_size=10):
+            pass
+        assert "num_experts 2  " in capsys.readouterr().out
 
 
 SCRIPT = f"""
 import time
-from l2d.tracking.console import Console
+from l2d.tracking.progress import ProgressReporter
 
-console = Console(verbose=True)
-with console.progress({FACTS!r}, epochs=2, steps=4, batch_size=10):
+reporter = ProgressReporter(verbose=True)
+with reporter.progress({FACTS!r}, epochs=2, steps=4, batch_size=10):
     for step in (1, 2, 3, 4):
         time.sleep(0.1)
-        console.step(0, step, 0.25)
-        console.bar and console.bar.refresh()
-    console.epoch({row(1)!r})
-    console.bar and console.bar.refresh()
-print("bar gone:", console.bar is None)
+        reporter.step(0, step, 0.25)
+        reporter.bar and reporter.bar.refresh()
+    reporter.epoch({row(1)!r})
+    reporter.bar and reporter.bar.refresh()
+print("bar gone:", reporter.bar is None)
 """
 
 
@@ -120,7 +149,7 @@ def on_a_terminal(**environment):
         try:
             while chunk := os.read(ours, 65536):
                 chunks.append(chunk)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # raised on Linux when the other end is closed
             pass
 
     reader = threading.Thread(target=read)

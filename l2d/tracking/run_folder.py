@@ -1,7 +1,6 @@
-"""What a run leaves behind: config.yaml, metrics.csv, result.json, model.pt. Every file is whole or absent."""
+"""What a run leaves behind: config.yaml, metrics.csv, result.json, model.safetensors. Every file is complete or absent."""
 
 import csv
-import fcntl
 import io
 import json
 import os
@@ -9,26 +8,36 @@ import platform
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
+from l2d.atomic import TEMPORARY, atomic_write
+from l2d.config import flatten
 from l2d.errors import UserError, sentence
 from l2d.identity import fingerprint, settings
+from l2d.tensors import pack
 
+if TYPE_CHECKING:  # torch takes a second to import, and most commands do not need it
+    from torch import Tensor
+
+SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
 HEADLINE = ("system_error", "coverage", "classifier_accuracy")
+LOCK = ".lock"
+OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
+LOCK_WAIT_S = 1  # `in_use` holds the lock for a moment, which must not stop a run from starting
 
 
 class InUse(UserError):
-    """Another process is at work on this run."""
+    """Another process holds this run's folder."""
 
 
 class RunFolder:
@@ -46,9 +55,11 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock()
         try:
+            with suppress(OSError):  # the lock holds without it
+                (self.path / OWNER).write_text(f"process {os.getpid()} on {socket.gethostname()}")
             self._refuse_another_run()
-        except UserError:
-            self.lock.close()
+        except BaseException:
+            self._unlock()
             raise
         return self
 
@@ -63,11 +74,14 @@ class RunFolder:
             )
             with suppress(UserError):  # the disk may be what failed
                 self.write_result(status)
-        if not (self.path / "config.yaml").exists():
-            for name in (".lock", "train.log"):  # a library may have logged something before the refusal
-                (self.path / name).unlink(missing_ok=True)
+        refused = not (self.path / "config.yaml").exists()
+        if refused:
+            (self.path / "train.log").unlink(missing_ok=True)  # a library may have logged before the refusal
+            with suppress(PermissionError):  # Windows: an open file cannot be removed; filelock does when it is closed
+                (self.path / LOCK).unlink(missing_ok=True)
+        self._unlock()
+        if refused:
             remove_if_empty(self.path)
-        self.lock.close()
 
     def finished(self) -> dict[str, Any] | None:
         """The result of this very setting, if it was completed before."""
@@ -75,10 +89,15 @@ class RunFolder:
         return result if result and result.get("status") == "finished" else None
 
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
-        """From here on the folder belongs to this run: an older attempt's files go, unless it is continued."""
+        """From here on the folder belongs to this run: the files of an earlier attempt are removed, unless `resumed`."""
         self.facts, self.started = facts, True
-        for name in ("result.json",) if resumed else ("result.json", "metrics.csv", "model.pt"):
-            (self.path / name).unlink(missing_ok=True)
+        old = (
+            ["result.json"]
+            if resumed
+            else ["result.json", "metrics.csv", "model.pt", "model.safetensors", "outcome.safetensors"]
+        )
+        for path in (*(self.path / name for name in old), *self.path.glob(TEMPORARY)):
+            path.unlink(missing_ok=True)
         self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
         self.write_result({"status": "running"})
 
@@ -94,40 +113,56 @@ class RunFolder:
         self._write("metrics.csv", text.getvalue(), durable=last)
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """result.json: the outcome, behind what was chosen and where it ran."""
-        whole = {**result, **self.facts, "fingerprint": fingerprint(self.cfg)}
+        """Write result.json and return its content: the schema version, `result`, the facts and the fingerprint."""
+        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, "fingerprint": fingerprint(self.cfg)}
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
         return whole
 
-    def write_weights(self, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-        from safetensors.torch import save
-
-        content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+    def write_weights(self, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
+        """Write model.safetensors."""
+        content = pack(tensors, metadata)
         atomic_write(self.path / "model.safetensors", lambda file: file.write(content))
 
     def _write(self, name: str, text: str, durable: bool = True) -> None:
         atomic_write(self.path / name, lambda file: file.write(text.encode()), durable)
 
     def _lock(self) -> None:
-        """The kernel drops the lock when its process dies, so a stale one never blocks."""
-        self.lock = open(self.path / ".lock", "a+")  # noqa: SIM115  held for as long as the run
+        """The kernel releases the lock when its process dies, so a stale one never blocks."""
+        self.lock = FileLock(self.path / LOCK)
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.lock.acquire(timeout=LOCK_WAIT_S)
+        except (Timeout, FileNotFoundError) as error:  # not found: the owner was refused and removed its folder
+            raise InUse(f"{self.path} is in use by {self._owner()}; wait for it, or stop it first.") from error
         except OSError as error:
-            self.lock.seek(0)
-            owner = self.lock.read().strip() or "another process"
-            self.lock.close()
-            raise InUse(f"{self.path} is in use by {owner}; wait for it, or stop it first.") from error
-        self.lock.truncate(0)
-        self.lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self.lock.flush()
+            raise UserError(
+                f"{self.path / LOCK} cannot be locked ({error.strerror}); choose an output_dir that can be written."
+            ) from error
+
+    def _unlock(self) -> None:
+        with suppress(OSError):
+            (self.path / OWNER).unlink()
+        self.lock.release()
+
+    def _owner(self) -> str:
+        try:
+            return (self.path / OWNER).read_text() or "another process"
+        except OSError:
+            return "another process"
 
     def _refuse_another_run(self) -> None:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return
-        theirs, ours = _flat(settings(DictConfig(OmegaConf.load(saved)))), _flat(settings(self.cfg))
+        before = read_result(self.path) or {}
+        if before and before.get("schema_version") != SCHEMA_VERSION:
+            raise UserError(
+                f"{self.path} holds a run of another version of l2d, which cannot be continued; choose another folder, or leave "
+                "hydra.run.dir alone."
+            )
+        theirs, ours = flatten(settings(DictConfig(OmegaConf.load(saved)))), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+        if not different and before.get("fingerprint") != fingerprint(self.cfg):
+            different = ["its data, or the run that it started from"]
         if different:
             raise UserError(
                 f"{self.path} holds another run, which differs in {', '.join(different)}; choose another folder, or leave "
@@ -135,10 +170,10 @@ class RunFolder:
             )
 
 
-class Spectator(RunFolder):
-    """The folder as the other ranks of a distributed run see it: they write nothing."""
+class ReadOnlyFolder(RunFolder):
+    """The folder as all ranks but the first see it: they write nothing."""
 
-    def __enter__(self) -> "Spectator":
+    def __enter__(self) -> "ReadOnlyFolder":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -150,8 +185,21 @@ class Spectator(RunFolder):
     def _write(self, name: str, text: str, durable: bool = True) -> None:
         pass
 
-    def write_weights(self, tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+    def write_weights(self, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
         pass
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a living process holds the run in this folder."""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # another user's folder: it may be read only
+        return (folder / OWNER).exists()
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -190,22 +238,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def atomic_write(path: Path, write: Callable[[BinaryIO], Any], durable: bool = True) -> None:
-    """The file appears under its name only when it is complete, and on the disk unless it may be lost with the power."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); what was there before is whole.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -248,9 +280,3 @@ def _git_commit() -> str | None:
 def _git(root: Path, *arguments: str) -> str:
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{key}" if prefix else key).items()}
