@@ -5,14 +5,15 @@ import inspect
 import json
 import math
 import pkgutil
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+from l2d.conf_files import config_dir as config_dir
 from l2d.errors import UserError
 
 # Keys that the framework reads itself; a target gets them only if it names them.
@@ -24,12 +25,6 @@ FREE_KEYS = {
     "dataset": {"root", "workers", "cache", "download", "verify"},
 }
 NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}  # null: none of it
-
-
-def config_dir() -> str:
-    """Where the YAML lives: inside the package when installed from a wheel, beside it in a checkout."""
-    packaged = Path(__file__).parent / "conf"
-    return str(packaged if packaged.is_dir() else Path(__file__).parents[1] / "conf")
 
 
 def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
@@ -244,7 +239,9 @@ def _safe(part: Any) -> str:
 
 
 def locate(path: str) -> Callable:
-    """The function or class at `package.module.name`."""
+    """The function or class at `package.module.name`, of an installed package or of the current folder."""
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, last: a user's file must not hide a package
     module, _, name = path.rpartition(".")
     found = pkgutil.resolve_name(f"{module}:{name}")
     if not callable(found):

@@ -290,6 +290,9 @@ def is_due(epoch: int, every: int) -> bool:
 
 
 if __name__ == "__main__":
-    from l2d import cli
+    import sys
 
-    cli.train()
+    from l2d.cli import train as main
+
+    sys.modules.setdefault("l2d.train", sys.modules["__main__"])  # imported again below, and must not be loaded twice
+    main()

@@ -87,7 +87,8 @@ class Console:
             self.say(f"{where} {folder.name}  {headline(result['metrics'])}  {result['seconds']:.1f} s")
             return
         chosen = result["choices"]
-        title = f"{chosen['loss']}, {chosen['num_experts']} experts, seed {chosen['seed']}"
+        experts = "1 expert" if chosen["num_experts"] == 1 else f"{chosen['num_experts'] or 'all'} experts"
+        title = f"{chosen['loss']}, {experts}, seed {chosen['seed']}"
         rows = [(title, result["metrics"])] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
         self.say(" " * width + "".join(f"{key:>21}" for key in HEADLINE))

@@ -18,12 +18,14 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
 from l2d.config import fingerprint, identity
 from l2d.errors import UserError, sentence
 
+MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
 HEADLINE = ("system_error", "coverage", "classifier_accuracy")
 
 
@@ -166,15 +168,31 @@ def headline(metrics: dict[str, Any]) -> str:
 
 def sweep_progress() -> str:
     """'[3 of 60, 12 min left]' inside a sweep, '' outside one; the time left follows from the cells finished since its start."""
-    try:
-        manifest = json.loads(Path(os.environ["L2D_SWEEP"]).read_text())
-    except (KeyError, OSError, ValueError):
+    found = sweep_manifest()
+    if found is None:
         return ""
+    _, manifest = found
     todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
     fresh = sum(_ended_since(folder, manifest["started"]) for folder in todo)
     ended, total = len(manifest["cells"]) - len(todo) + fresh, len(manifest["cells"])
     left = (time.time() - manifest["started"]) / fresh * (total - ended) if fresh else None
     return f"[{ended} of {total}" + (f", {duration(left)} left]" if left else "]")
+
+
+def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
+    """The file that lists the cells of the sweep this run belongs to, and its content; None outside a sweep.
+
+    Several sweeps may list the same cell: the one that was started last is meant.
+    """
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    settings, found = HydraConfig.get(), []
+    for path in Path(settings.runtime.cwd, settings.sweep.dir, MANIFESTS).glob("*.json"):
+        with suppress(OSError, ValueError):
+            manifest = json.loads(path.read_text())
+            if any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
+                found.append((path, manifest))
+    return max(found, key=lambda entry: entry[1]["started"], default=None)
 
 
 def _ended_since(folder: Path, moment: float) -> bool:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from l2d.config import choices
 from l2d.errors import UserError
-from l2d.tracking.record import HEADLINE, environment
+from l2d.tracking.record import HEADLINE, environment, sweep_manifest
 
 START_SECONDS = 5  # that W&B may hold up a run before it is kept offline
 FINISH_SECONDS = 10  # for the last upload; what is left by then stays on disk
@@ -77,13 +77,13 @@ class WandbTracker:
     def _arguments(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         chosen = choices(OmegaConf.create(config))
         chosen["cell"] = f"{chosen['dataset']}/{name.partition('-seed')[0]}"  # what runs that differ in the seed share
-        known = self.folder / "wandb_id"
+        known, sweep = self.folder / "wandb_id", sweep_manifest()
         return {
             "project": self.project,
             "entity": self.entity,
             "name": name,
             "id": known.read_text().strip() if known.exists() and not config["force"] else secrets.token_hex(4),
-            "group": Path(os.environ["L2D_SWEEP"]).stem if "L2D_SWEEP" in os.environ else None,
+            "group": sweep[0].stem if sweep else None,
             "job_type": "train",
             "tags": [str(chosen[key]) for key in ("dataset", "experts", "loss")],
             "config": {**config, "choices": chosen, "code": environment()},
