@@ -63,8 +63,7 @@ def renamed() -> None:
 
 def train(arguments: list[str] | None = None) -> None:
     """l2d train, and l2d-train: through Hydra, except its help."""
-    if arguments is not None:
-        sys.argv[1:] = arguments  # Hydra reads them there
+    sys.argv[1:] = options_first(sys.argv[1:] if arguments is None else arguments)  # Hydra reads them there
     if sys.argv[1:] in (["--help"], ["-h"]):
         show(train_help())
         return
@@ -77,6 +76,20 @@ def train(arguments: list[str] | None = None) -> None:
     register_sweeper()
     with errors_as_sentences():
         job()
+
+
+def options_first(words: list[str]) -> list[str]:
+    """Hydra takes options before overrides only; a user may mix them.
+
+    >>> options_first(["seed=0,1", "-m", "loss=ce", "--config-dir", "mine"])
+    ['-m', '--config-dir', 'mine', 'seed=0,1', 'loss=ce']
+    """
+    options: list[str] = []
+    overrides: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        takes_it = before in ("--config-dir", "-cd") or (before.startswith("-") and "=" not in word and word[:1] != "~")
+        (options if word.startswith("-") or takes_it else overrides).append(word)
+    return options + overrides
 
 
 def overview() -> str:
