@@ -73,8 +73,8 @@ def train(arguments: list[str] | None = None) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
     register_resolvers()
-    register_sweeper()
     with errors_as_sentences():
+        register_sweeper()
         job()
 
 
