@@ -11,10 +11,9 @@ from measure import Row, alternated, main, python
 HYDRA = "import hydra, omegaconf"
 NO_TORCH = """
 import sys
-sys.argv = {argv!r}
 from {module} import main
 try:
-    main()
+    main({words!r})
 except SystemExit as stop:
     assert not stop.code, stop.code
 assert "torch" not in sys.modules
@@ -43,17 +42,20 @@ def against(name: str, target: str, ours: Callable, theirs: Callable, repeats: i
 def measure(repeats: int) -> list[Row]:
     hydra, nothing = python(HYDRA), python("pass")
     rows = [
-        against("l2d-train --help / import hydra, omegaconf", "<= 1.5", command("l2d-train", "--help"), hydra, repeats)
+        against(
+            "l2d train --help / import hydra, omegaconf", "<= 1.5", command("l2d", "train", "--help"), hydra, repeats
+        )
     ]
     pairs = alternated(python("import l2d"), nothing, repeats)
     rows.append(Row("import l2d, beyond an empty Python", [a - b for a, b in pairs], "<= 0.2", unit=" s"))
     with tempfile.TemporaryDirectory() as scratch:
         runs = Path(scratch, "outputs")
         sixty_runs(runs)
-        for name, module in (("l2d-status", "l2d.status"), ("l2d-report", "l2d.report.cli")):
-            words = [name, str(runs)] + (["--out", str(Path(scratch, "report"))] if name == "l2d-report" else [])
-            python(NO_TORCH.format(argv=words, module=module))()  # fails if torch is imported
-            rows.append(against(f"{name} of 60 runs / import hydra, omegaconf", "", command(*words), hydra, repeats))
+        for name, module in (("status", "l2d.status"), ("report", "l2d.report.cli")):
+            words = [str(runs)] + (["--out", str(Path(scratch, "report"))] if name == "report" else [])
+            python(NO_TORCH.format(words=words, module=module))()  # fails if torch is imported
+            ours = command("l2d", name, *words)
+            rows.append(against(f"l2d {name} of 60 runs / import hydra, omegaconf", "", ours, hydra, repeats))
     return rows
 
 

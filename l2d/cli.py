@@ -1,41 +1,134 @@
-"""l2d-train: its help at once, from the YAML files as they are; everything else through Hydra, which takes longer to load."""
+"""The command `l2d`. Its help comes at once: a command's module is imported only when that command is run."""
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
-from textwrap import indent
+from typing import NamedTuple
 
-from omegaconf import OmegaConf
-
-from l2d.config import config_dir
+from l2d.errors import show
 
 
-def train() -> None:
-    """l2d-train."""
+class Command(NamedTuple):
+    entry: str  # module:function, called with the list of arguments
+    usage: str  # what follows the name. Completion reads it: the first word is a path (DIR), or a choice (bash|zsh)
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("l2d.cli:train", "[KEY=VALUE ...]", "train a system, or with -m a grid of systems"),
+    "evaluate": Command("l2d.evaluate:main", "RUN [KEY=VALUE ...]", "evaluate trained weights again"),
+    "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
+    "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
+    "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
+    "completion": Command("l2d.completion:main", "bash|zsh|fish", "print a script for completion in your shell"),
+}
+EXAMPLES = """\
+Examples:
+  l2d train loss=picce_ova experts.num=8 seed=1
+  l2d train -m loss=ce,picce_ce experts.num=1,4,16 seed=0,1,2
+  l2d report outputs --out report
+
+KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate and data also
+find your own settings. `l2d COMMAND --help` explains a command."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """l2d COMMAND ..."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("--help", "-h", "help"):
+        show(overview())
+    elif name == "--version":
+        print(import_module("l2d").__version__)
+    elif name in COMMANDS:
+        run(name, rest)
+    else:
+        sys.stderr.write(f"l2d: {name} is not a command; {_suggestion(name)}\n")
+        sys.exit(2)
+
+
+def run(name: str, arguments: list[str]) -> None:
+    """Import a command and call it."""
+    module, _, function = COMMANDS[name].entry.partition(":")
+    getattr(import_module(module), function)(arguments)
+
+
+def renamed() -> None:
+    """The commands of the version before: `l2d-report` and others."""
+    old = Path(sys.argv[0]).stem
+    name = old.removeprefix("l2d-")
+    sys.stderr.write(f"l2d: {old} is now `l2d {name}`, and goes with the next version.\n")
+    run(name, sys.argv[1:])
+
+
+def train(arguments: list[str] | None = None) -> None:
+    """l2d train, and l2d-train: through Hydra, except its help."""
+    sys.argv[1:] = options_first(sys.argv[1:] if arguments is None else arguments)  # Hydra reads them there
     if sys.argv[1:] in (["--help"], ["-h"]):
-        print(help_text(Path(config_dir())))
+        show(train_help())
         return
     from l2d.errors import errors_as_sentences
-    from l2d.job import job
+    from l2d.identity import register_resolvers
+    from l2d.job import job, register_sweeper
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
-    os.environ.pop("L2D_SWEEP", None)
+    register_resolvers()
     with errors_as_sentences():
+        register_sweeper()
         job()
 
 
-def help_text(root: Path) -> str:
-    """Hydra's template for it, with the groups and the files of the defaults, comments and all."""
-    text = (root / "train.yaml").read_text()
-    main = OmegaConf.create(text)
-    groups = sorted(folder for folder in root.iterdir() if folder.is_dir() and folder.name != "hydra")
-    choices = [f"{group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups]
-    defaults = [next(iter(entry.items())) for entry in main.defaults if OmegaConf.is_dict(entry)]
-    chosen = {group: root / group / f"{option}.yaml" for group, option in defaults if option and "/" not in group}
-    parts = [f"{group}: # {file.stem}\n{indent(file.read_text(), '  ')}" for group, file in chosen.items()]
+def options_first(words: list[str]) -> list[str]:
+    """Hydra takes options before overrides only; a user may mix them.
+
+    >>> options_first(["seed=0,1", "-m", "loss=ce", "--config-dir", "mine"])
+    ['-m', '--config-dir', 'mine', 'seed=0,1', 'loss=ce']
+    """
+    options: list[str] = []
+    overrides: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        takes_it = before in ("--config-dir", "-cd") or (before.startswith("-") and "=" not in word and word[:1] != "~")
+        (options if word.startswith("-") or takes_it else overrides).append(word)
+    return options + overrides
+
+
+def overview() -> str:
+    """The help of `l2d`: a line per command, and examples."""
+    usages = {f"l2d {name} {command.usage}": command.summary for name, command in COMMANDS.items()}
+    width = max(map(len, usages))
+    lines = [f"  {usage:<{width}}  {summary}" for usage, summary in usages.items()]
+    title = "l2d: train systems that, for each input, either answer themselves or ask one of several experts."
+    return "\n".join([title, "", *lines, "", EXAMPLES])
+
+
+def train_help() -> str:
+    """Hydra's help template filled with the groups and the default files, comments and all, without loading Hydra."""
+    from textwrap import indent
+
+    import yaml
+
+    from l2d.conf_files import config_dir, group_files
+
+    text = Path(config_dir(), "train.yaml").read_text()
+    settings, groups = yaml.safe_load(text), group_files()
+    defaults = {
+        group: option for entry in settings["defaults"] if isinstance(entry, dict) for group, option in entry.items()
+    }
+    parts = [
+        f"{group}: # {option}\n{indent(groups[group][option].read_text(), '  ')}"
+        for group, option in defaults.items()
+        if group in groups and option
+    ]
     own = text.partition("_self_\n")[2].partition("\nhydra:")[0].strip()
-    filled = {"$APP_CONFIG_GROUPS": "\n".join(choices) + "\n", "$CONFIG": "".join(parts) + own}
-    help_ = main.hydra.help.template
-    for name, content in filled.items():
-        help_ = help_.replace(name, content)
-    return help_
+    choices = "".join(f"{group}: {', '.join(files)}\n" for group, files in groups.items())
+    template = settings["hydra"]["help"]["template"]
+    return template.replace("$APP_CONFIG_GROUPS", choices).replace("$CONFIG", "".join(parts) + own)
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches
+
+    if "=" in name:
+        return f"did you mean `l2d train {name}`?"
+    close = get_close_matches(name, COMMANDS, 1)
+    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}."

@@ -3,25 +3,20 @@
 import inspect
 import math
 import pkgutil
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+from l2d.conf_files import config_dir as config_dir
 from l2d.errors import UserError
 
 # Keys that the framework reads itself; a target gets them only if it names them.
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "metrics"}
 NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}  # null: none of it
-
-
-def config_dir() -> str:
-    """Where the YAML lives: inside the package when installed from a wheel, beside it in a checkout."""
-    packaged = Path(__file__).parent / "conf"
-    return str(packaged if packaged.is_dir() else Path(__file__).parents[1] / "conf")
 
 
 def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
@@ -192,7 +187,9 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def locate(path: str) -> Callable:
-    """The function or class at `package.module.name`."""
+    """The function or class at `package.module.name`, of an installed package or of the current folder."""
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, last: a user's file must not hide a package
     module, _, name = path.rpartition(".")
     found = pkgutil.resolve_name(f"{module}:{name}")
     if not callable(found):

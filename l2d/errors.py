@@ -56,10 +56,23 @@ def _before_our_code(error: Exception) -> bool:
 
 def sentence(error: Exception) -> str:
     """The message in one line, without the positions that OmegaConf and Hydra append."""
+    unread = getattr(error, "override", None)  # of Hydra's OverrideParseException
+    if isinstance(unread, str):
+        key, equals, value = " ".join(unread.split()).partition("=")
+        hint = f"put the value in quotes: '{key}=\"{value}\"'" if equals else "write KEY=VALUE"
+        return f"{key}{equals}{value} cannot be read; {hint}."
     noise = ("full_key", "object_type", "reference_type", "Config search path", "provider=", "See https://")
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
     return text.removeprefix("UserError raised while resolving interpolation: ")
+
+
+def show(text: str) -> None:
+    """Print to standard output; once its reader is gone (as after `| head -1`), this and all later output is dropped."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def notify(text: str) -> None:

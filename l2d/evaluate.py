@@ -26,13 +26,15 @@ another; any key of the setting can be given another value. Without such changes
 WEIGHTS = ("model.pt", "checkpoint.pt", "checkpoint.previous.pt")
 
 
-def main() -> None:
-    """l2d-evaluate."""
+def main(arguments: list[str] | None = None) -> None:
+    """l2d evaluate RUN KEY=VALUE ..."""
     parser = argparse.ArgumentParser(
-        "l2d-evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        "l2d evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="ckpt=RUN_FOLDER or ckpt=FILE, and changes")
-    settings = parser.parse_args().settings
+    settings = parser.parse_args(arguments).settings
+    if "=" not in settings[0] or Path(settings[0]).exists():
+        settings[0] = f"ckpt={settings[0]}"
     with errors_as_sentences():
         register_resolvers()
         own = dict(text.split("=", 1) for text in settings if text.startswith(("ckpt=", "out=")))

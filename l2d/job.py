@@ -1,28 +1,25 @@
 """Hydra around run(cfg), and errors as sentences. torch is imported only once a run starts."""
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from l2d.config import config_dir
+from l2d.conf_files import config_dir
 from l2d.errors import UserError, errors_as_sentences, sentence
 from l2d.identity import register_resolvers
-from l2d.sweep import plan
+from l2d.sweep import plan, plan_line
 from l2d.tracking.run_folder import InUse, remove_if_empty
-
-# At import, because the workers of a parallel launcher need them too.
-register_resolvers()
-sys.path.append("")  # the current folder: a user's own modules, named by _target_
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def job(cfg: DictConfig) -> dict[str, Any]:
+    """One run, alone or as a cell of a sweep. A cell returns its failure, so that the sweep can go on."""
     if HydraConfig.get().mode == RunMode.RUN:
         with errors_as_sentences():  # in here, because Hydra adds lines of its own to an exception that passes it
             return _run(cfg)
@@ -30,19 +27,27 @@ def job(cfg: DictConfig) -> dict[str, Any]:
         return {"metrics": _run(cfg)}
     except InUse as error:
         return {"in_use": sentence(error)}
-    except Exception as error:  # one cell: the sweep goes on, and tells at its end
+    except Exception as error:
         if isinstance(error, UserError):
             return {"error": sentence(error), "by_user": True}
         logging.getLogger("l2d").exception("This cell failed.")
         return {"error": f"{type(error).__name__}: {sentence(error)}", "by_user": False}
 
 
+def register_sweeper() -> None:
+    """Hydra finds the sweeper itself when it is installed from a wheel; in an editable install it does not."""
+    plugins = Plugins.instance()  # searches first: what it finds, it loads anew
+    from hydra_plugins.l2d_sweeper import CellSweeper
+
+    plugins.register(CellSweeper)
+
+
 def _run(cfg: DictConfig) -> dict[str, Any]:
+    register_resolvers()  # again, in the workers of a parallel launcher
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
-        if cfg.get("plan") is True:  # anything else that is not false is refused by the run
-            action, why = plan(folder, bool(cfg.get("force")))
-            print(f"{action:<8} {folder}  {why}")
+        if cfg.get("plan") is True:  # any other value that is not false is refused by the run
+            print(plan_line(folder, *plan(folder, bool(cfg.get("force")))))
             return {}
         from l2d.train import run
 

@@ -1,4 +1,4 @@
-"""l2d-status: how far the sweeps and runs below a folder are, read from their files alone, at any time."""
+"""l2d status: how far the sweeps and runs below a folder are, read from their files alone, at any time."""
 
 import argparse
 import csv
@@ -7,22 +7,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from l2d.errors import UserError, errors_as_sentences
-from l2d.sweep import MANIFESTS
-from l2d.tracking.run_folder import HEADLINE, headline, in_use, read_result
+from l2d.errors import UserError, errors_as_sentences, show
+from l2d.tracking.run_folder import HEADLINE, MANIFESTS, headline, in_use, read_result
 
 SIGNS = {"finished": "#", "running": ">", "interrupted": "!", "failed": "x", "missing": "."}
 
 
-def main() -> None:
-    """l2d-status outputs/..."""
-    parser = argparse.ArgumentParser(
-        prog="l2d-status", description="Show how far the sweeps and runs below a folder are."
-    )
+def main(arguments: list[str] | None = None) -> None:
+    """l2d status DIR ..."""
+    parser = argparse.ArgumentParser("l2d status", description="Show how far the sweeps and runs below a folder are.")
     parser.add_argument("folders", nargs="*", default=["outputs"], help="folders that runs wrote to (default: outputs)")
     with errors_as_sentences():
-        for folder in parser.parse_args().folders:
-            print(describe(Path(folder)))
+        for folder in parser.parse_args(arguments).folders:
+            show(describe(Path(folder)))
 
 
 def describe(root: Path) -> str:
@@ -63,8 +60,9 @@ def _sweep(title: str, cells: list[dict[str, Any]]) -> str:
     for cell, name, _ in states:
         chosen = cell["choices"]
         row = grid.setdefault("  ".join(str(chosen[key]) for key in ("dataset", "experts", "backbone", "loss")), {})
-        row[chosen["num_experts"]] = row.get(chosen["num_experts"], "") + SIGNS[name]
-    columns = sorted({column for row in grid.values() for column in row}, key=lambda c: (c is None, c))
+        num = chosen["num_experts"] or "all"  # null: as many as the dataset has annotators
+        row[num] = row.get(num, "") + SIGNS[name]
+    columns = sorted({column for row in grid.values() for column in row}, key=lambda c: (isinstance(c, str), c))
     wide = max(map(len, grid))
     narrow = max(len(text) for row in grid.values() for text in (*row.values(), *(f"J={c}" for c in columns))) + 2
     lines.append("  " + " " * wide + "".join(f"J={column}".rjust(narrow) for column in columns))

@@ -1,108 +1,104 @@
-"""A sweep: the cells of a grid, what each would do, how far they are, and what came of them."""
+"""A sweep: the cells of a grid, what each would do, and what came of them."""
 
 import hashlib
 import json
-import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
+from omegaconf import DictConfig
 
 from l2d.atomic import atomic_write
+from l2d.compose import quoted
+from l2d.config import plain
+from l2d.errors import UserError, show
 from l2d.identity import choices
-from l2d.tracking.run_folder import duration, headline, read_result
-
-# The classes that Hydra itself has loaded: an import would give others of the same names.
-_PLUGINS: dict[str, Any] = Plugins.instance().class_name_to_class
-_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-_BasicSweeper: Any = _PLUGINS[_SWEEPER]
-_BasicLauncher: Any = _PLUGINS["hydra._internal.core_plugins.basic_launcher.BasicLauncher"]
-MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
+from l2d.tracking.run_folder import MANIFESTS, duration, headline, read_result
 
 
-class CellSweeper(_BasicSweeper):
-    """Hydra's grid, one cell per setting: finished cells are skipped, a failing one does not stop the others."""
+class Cell(NamedTuple):
+    """One setting of a grid, and what a sweep does with it."""
 
-    def sweep(self, arguments: list[str]) -> Any:
-        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        cells: dict[str, dict[str, Any]] = {}
-        composed: dict[tuple[str, ...], Any] = {}
-        for batch in self.split_arguments(overrides, None):
-            for words in batch:
-                cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
-                folder = str(Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute())
-                if folder not in cells:
-                    cells[folder] = {"folder": folder, "overrides": list(words), "choices": choices(cfg)}
-                    composed[tuple(words)] = cfg
-        force, output = bool(self.config.force), Path(self.config.hydra.sweep.dir)
-        planned = [(cell, plan(Path(cell["folder"]), force)) for cell in cells.values()]
-        for cell, (action, _) in planned:
-            cell["skipped"] = action == "skip"
-        if self.config.plan:
-            for cell, (action, why) in planned:
-                print(f"{action:<8} {cell['folder']}  {why}")
-            print(
-                f"{len(planned)} cells: "
-                + ", ".join(f"{n} to {a}" for a, n in _count(a for _, (a, _) in planned).items())
+    folder: Path
+    overrides: list[str]
+    config: DictConfig
+    action: str  # run, redo or skip
+    why: str
+
+    def literal(self) -> list[str]:
+        """The overrides with the folder as it is, so that a worker composes the config without our resolver."""
+        return [*self.overrides, f"hydra.sweep.subdir={quoted(self.config.hydra.sweep.subdir)}"]
+
+
+def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[str]) -> Sequence[JobReturn]:
+    """Run the cells of a grid that are not finished, and return what the launcher returned for each."""
+    cells = plan_cells(context.config_loader, config, words)
+    if config.plan:
+        counts = Counter(cell.action for cell in cells)
+        total = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+        for cell in cells:
+            show(plan_line(cell.folder, cell.action, cell.why))
+        show(f"{total}: " + ", ".join(f"{count} to {action}" for action, count in counts.items()))
+        return []
+    for output in {str(cell.config.hydra.sweep.dir) for cell in cells}:
+        write_manifest(Path(output), [_entry(cell) for cell in cells])
+    todo = [cell for cell in cells if cell.action != "skip"]
+    for cell in cells:
+        if cell.action == "skip":
+            print(f"finished before  {cell.folder.name}  {cell.why}")
+    composed = {tuple(cell.literal()): cell.config for cell in todo}
+    loader: Any = _Composed(context.config_loader, composed)
+    launcher.hydra_context = HydraContext(loader, context.callbacks)
+    started = time.time()
+    returns = launcher.launch([cell.literal() for cell in todo], initial_job_idx=0) if todo else []
+    outcomes = [returned._return_value for returned in returns]
+    _summarise(todo, outcomes, len(cells) - len(todo), time.time() - started)
+    return returns
+
+
+def plan_cells(loader: ConfigLoader, config: DictConfig, words: list[str]) -> list[Cell]:
+    """Compose every cell; the same setting twice is one cell, and two settings in one folder are refused."""
+    cells: dict[Path, Cell] = {}
+    for overrides in grid(loader, words):
+        cfg = loader.load_sweep_config(config, overrides)
+        cfg.hydra.sweep.subdir = str(cfg.hydra.sweep.subdir)  # what it resolves to
+        folder = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute()
+        if folder not in cells:
+            cells[folder] = Cell(folder, overrides, cfg, *plan(folder, bool(config.force)))
+        elif _settings(cells[folder].config) != _settings(cfg):
+            first = cells[folder].overrides
+            ours, theirs = (" ".join(w for w in a if w not in b) for a, b in ((first, overrides), (overrides, first)))
+            raise UserError(
+                f"{ours} and {theirs} would share the folder {folder}; a cell needs a folder of its own: leave "
+                "hydra.sweep.subdir alone, and vary only settings that change the result."
             )
-            return []
-        manifest = write_manifest(output, list(cells.values()))
-        os.environ["L2D_SWEEP"] = str(manifest)
-        todo = []
-        for cell, (_, why) in planned:
-            if cell["skipped"]:
-                print(f"finished before  {Path(cell['folder']).name}  {why}")
-            else:
-                todo.append(cell)
-        if isinstance(self.launcher, _BasicLauncher):
-            loader: Any = _Composed(composed)
-            self.launcher.hydra_context = HydraContext(loader, self.hydra_context.callbacks)
-        started = time.time()
-        returns = self.launcher.launch([cell["overrides"] for cell in todo], initial_job_idx=0) if todo else []
-        outcomes = [r._return_value for r in returns]
-        self._summarise(todo, outcomes, len(planned) - len(todo), time.time() - started)
-        return returns
-
-    def _summarise(self, cells: list[dict[str, Any]], outcomes: Sequence[Any], skipped: int, seconds: float) -> None:
-        """Counts, and why each failed one failed. Exit code 2 if all failures were the user's to mend, else 1."""
-        failures, busy = [], []
-        for cell, outcome in zip(cells, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                failures.append((cell, {"error": str(outcome), "by_user": False}))
-            elif "in_use" in outcome:
-                busy.append(outcome["in_use"])
-            elif "error" in outcome:
-                failures.append((cell, outcome))
-        counts = {"done": len(cells) - len(failures) - len(busy), "finished before": skipped, "failed": len(failures)}
-        counts |= {"left to another process": len(busy)} if busy else {}
-        print(", ".join(f"{n} {what}" for what, n in counts.items()) + f", in {duration(seconds)}")
-        print("\n".join(busy), end="\n" if busy else "")
-        for cell, outcome in failures:
-            print(f"failed: {' '.join(cell['overrides'])}: {outcome['error']}", file=sys.stderr)
-        if failures:
-            sys.stdout.flush()
-            sys.exit(2 if all(outcome["by_user"] for _, outcome in failures) else 1)
+    return list(cells.values())
 
 
-class _Composed:
-    """The config loader of a launcher in this process: the plan has composed every cell already."""
-
-    def __init__(self, configs: dict[tuple[str, ...], Any]):
-        self.configs = configs
-
-    def load_sweep_config(self, master: Any, words: Sequence[str]) -> Any:
-        return self.configs[tuple(words)]
+def grid(loader: ConfigLoader, words: list[str]) -> list[list[str]]:
+    """The overrides of every cell: the product of all values that are lists (`seed=0,1,2`); a later word wins."""
+    values: dict[str, list[str]] = {}
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise UserError(f"{override.input_line} is not a list of values; write {key}=1,2,3 or {key}=range(1,4).")
+    return [list(cell) for cell in product(*values.values())]
 
 
 def plan(folder: Path, force: bool) -> tuple[str, str]:
-    """What a run in this folder would do, and why."""
+    """What a run in this folder would do (run, redo or skip), and why."""
     result = read_result(folder)
     if not result:
         return "run", "nothing there yet"
@@ -111,8 +107,12 @@ def plan(folder: Path, force: bool) -> tuple[str, str]:
     return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
 
 
+def plan_line(folder: Path, action: str, why: str) -> str:
+    return f"{action:<8} {folder}  {why}"
+
+
 def write_manifest(output: Path, cells: list[dict[str, Any]]) -> Path:
-    """One file per grid, so that the same command finds the same file."""
+    """List the cells in a file below `output`, which the same grid finds again; return that file."""
     digest = hashlib.sha256("\n".join(sorted(cell["folder"] for cell in cells)).encode()).hexdigest()[:8]
     path = (output / MANIFESTS / f"{digest}.json").absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,12 +121,50 @@ def write_manifest(output: Path, cells: list[dict[str, Any]]) -> Path:
     return path
 
 
-def _count(items: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return counts
+class _Composed:
+    """A config loader that has the cells' configs already; pickled for another process, it composes them again."""
+
+    def __init__(self, loader: ConfigLoader, configs: dict[tuple[str, ...], DictConfig]):
+        self.loader, self.configs = loader, configs
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        composed = self.configs.get(tuple(sweep_overrides))
+        return self.loader.load_sweep_config(master_config, sweep_overrides) if composed is None else composed
+
+    def __reduce__(self) -> Any:
+        return _Composed, (self.loader, {})
 
 
-# Hydra looks its default sweeper up by this name, and ours takes that place: no plugin package, no key to choose it by.
-_PLUGINS[_SWEEPER] = CellSweeper
+def _entry(cell: Cell) -> dict[str, Any]:
+    """A cell in the manifest."""
+    return {
+        "folder": str(cell.folder),
+        "overrides": cell.overrides,
+        "choices": choices(cell.config),
+        "skipped": cell.action == "skip",
+    }
+
+
+def _settings(cfg: DictConfig) -> dict[str, Any]:
+    return {str(key): plain(cfg[key]) for key in cfg if key != "hydra"}
+
+
+def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds: float) -> None:
+    """Counts, and why each failed one failed. Exit code 2 if all failures were the user's to mend, else 1."""
+    failures, busy = [], []
+    for cell, outcome in zip(cells, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            failures.append((cell, {"error": str(outcome), "by_user": False}))
+        elif "in_use" in outcome:
+            busy.append(outcome["in_use"])
+        elif "error" in outcome:
+            failures.append((cell, outcome))
+    counts = {"done": len(cells) - len(failures) - len(busy), "finished before": skipped, "failed": len(failures)}
+    counts |= {"left to another process": len(busy)} if busy else {}
+    print(", ".join(f"{n} {what}" for what, n in counts.items()) + f", in {duration(seconds)}")
+    print("\n".join(busy), end="\n" if busy else "")
+    for cell, outcome in failures:
+        print(f"failed: {' '.join(cell.overrides)}: {outcome['error']}", file=sys.stderr)
+    if failures:
+        sys.stdout.flush()
+        sys.exit(2 if all(outcome["by_user"] for _, outcome in failures) else 1)

@@ -93,7 +93,7 @@ def run_folder(cfg: DictConfig) -> Path:
 
 
 if __name__ == "__main__":
-    sys.modules["l2d.train"] = sys.modules["__main__"]  # the command imports this module; do not load it twice
-    from l2d.cli import train as command
+    from l2d.cli import train as main
 
-    command()
+    sys.modules.setdefault("l2d.train", sys.modules["__main__"])  # imported again below; do not load it twice
+    main()

@@ -27,7 +27,6 @@ def _run(arguments, folder, output, limit, environment) -> None:
     code = 70
     try:
         os.chdir(folder)
-        sys.path.append("")  # as l2d.job does where it is imported; the server gave this process the test's own path
         os.environ.clear()
         os.environ.update(environment)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
+
+from l2d import __version__
+from l2d.cli import COMMANDS, main, train
 
 TINY = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2")
 REPOSITORY = Path(__file__).parents[1]
@@ -19,8 +23,6 @@ REPOSITORY = Path(__file__).parents[1]
 @pytest.fixture
 def cli(tmp_path, monkeypatch, capfd):
     """`cli(*arguments)` runs l2d-train in an empty folder and returns (exit code, stdout, stderr)."""
-    from l2d.cli import train
-
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -88,7 +90,8 @@ def test_a_grid_runs_every_cell_in_the_folder_a_single_run_would_use(cli):
     code, out, _ = cli(*TINY, "experts.num=3", "loss=ce")
     assert code == 0 and "finished before" in out
     code, out, _ = cli("-m", *TINY, "loss=ce,picce_ova", "experts.num=1,3,5", "plan=true")
-    assert code == 0 and "6 cells: 2 to run, 4 to skip" in out.replace("4 to skip, 2 to run", "2 to run, 4 to skip")
+    assert code == 0 and {line.split()[0] for line in out.splitlines()} == {"run", "skip", "6"}
+    assert "2 to run" in out and "4 to skip" in out
     assert len(list(Path("outputs").glob("synthetic/*"))) == 4, "a plan makes no folders"
 
 
@@ -133,6 +136,8 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["loss._target_=no.such.Loss"], "cannot be imported"),
         (["logger=wandb", "logger.mode=sideways"], "online, offline or disabled"),
         (["trainer"], "trainer"),
+        (["experts.num=ü"], "'experts.num=\"ü\"'"),
+        (["loss._target_=a(b"], "'loss._target_=\"a(b\"'"),
     ],
 )
 def test_what_a_user_can_get_wrong_ends_in_a_sentence_and_leaves_nothing_behind(cli, arguments, says):
@@ -225,6 +230,15 @@ def test_a_user_adds_a_loss_experts_a_dataset_and_a_backbone_without_touching_th
     result, folder = only_run()
     assert folder.parent.name == "stripes" and folder.name.startswith("two-night-J3-linear-seed0-")
     assert result["choices"]["num_experts"] == 3 and len(result["metrics"]["deferred_to"]) == 3
+    main(["data", "check", "--config-dir", "my_conf", *arguments])  # the same words find the same parts
+
+
+@pytest.mark.parametrize("command", ["train", "data check"])
+def test_a_config_dir_that_does_not_exist_is_refused(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "seed=1", "--config-dir", "nowhere", "loss=ce"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and "nowhere" in err and err.count("\n") == 1
 
 
 def test_run_is_importable(tmp_path):
@@ -240,10 +254,12 @@ def test_run_is_importable(tmp_path):
     assert len(list(tmp_path.glob("synthetic/*/result.json"))) == 1
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_the_configs_and_works_from_any_folder(tmp_path):
     source = tmp_path / "a checkout"
     shutil.copytree(REPOSITORY / "l2d", source / "l2d", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(REPOSITORY / "conf", source / "conf")
+    for folder in ("conf", "hydra_plugins"):
+        shutil.copytree(REPOSITORY / folder, source / folder)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     build = [
@@ -279,18 +295,153 @@ def test_the_wheel_carries_the_configs_and_works_from_any_folder(tmp_path):
     where = [sys.executable, "-c", "import l2d.config; print(l2d.config.config_dir())"]
     found = subprocess.run(where, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True).stdout
     assert Path(found.strip()) == installed / "l2d" / "conf"
-    script = [sys.executable, str(installed / "bin" / "l2d-train"), *TINY]
-    done = subprocess.run(script, cwd=elsewhere, env=environment, capture_output=True, text=True)
+
+    def command(name, *words):
+        script = [sys.executable, str(installed / "bin" / name), *words]
+        return subprocess.run(script, cwd=elsewhere, env=environment, capture_output=True, text=True)
+
+    done = command("l2d", "train", "-m", *TINY, "seed=0,1")
     assert done.returncode == 0, done.stderr
-    assert len(list(elsewhere.glob("outputs/synthetic/*/result.json"))) == 1
+    assert len(list(elsewhere.glob("outputs/synthetic/*/result.json"))) == 2
+    again = command("l2d-train", *TINY)
+    assert again.returncode == 0 and again.stderr == "" and "finished before" in again.stdout
+    old, new = command("l2d-status"), command("l2d", "status")
+    assert old.stdout == new.stdout and new.stderr == "" and old.stderr.count("\n") == 1
+    assert "l2d-status" in old.stderr and "`l2d status`" in old.stderr
+
+
+HEAVY = {"torch", "hydra", "omegaconf", "pandas", "matplotlib", "pydantic"}
+
+
+def said_and_loaded_no_more(*arguments: str) -> str:
+    """What `l2d ...` prints in a process of its own, which must not import a heavy package."""
+    code = f"import sys; from l2d.cli import main; main({list(arguments)!r}); print('loaded', *sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said, _, loaded = out.rpartition("loaded ")
+    assert not HEAVY & set(loaded.split())
+    return said
 
 
 def test_help_shows_the_choices_and_the_defaults_as_hydra_composes_them(composed):
     """Read from the files without Hydra; the same values as the composed config has."""
-    code = "import sys; sys.argv[1:] = ['--help']; from l2d.cli import train; train(); print('loaded', *sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    said, _, loaded = out.rpartition("\nloaded ")
-    assert not {"torch", "hydra"} & set(loaded.split())
+    said = said_and_loaded_no_more("train", "--help")
     assert "loss: ce, ova, picce_ce, picce_ova, pice_ce, pice_ova" in said and "$" not in said.partition("defaults:")[0]
     shown = yaml.safe_load(said.partition("the keys and their defaults:\n")[2])
     assert shown == OmegaConf.to_container(composed(), resolve=False)
+
+
+def test_the_help_of_l2d_has_a_line_per_command_and_three_examples():
+    said = said_and_loaded_no_more("--help")
+    assert all(said.count(f"\n  l2d {name} {command.usage}  ") == 1 for name, command in COMMANDS.items())
+    examples = said.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(examples) == 3 and all(line.startswith("  l2d ") for line in examples)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_a_help(name, capsys):
+    with suppress(SystemExit):
+        main([name, "--help"])
+    assert f"l2d {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "suggested"),
+    [("trian", "train"), ("reprot", "report"), ("seed=1", "`l2d train seed=1`"), ("zzz", "status")],
+)
+def test_an_unknown_command_is_refused_with_the_closest(word, suggested, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([word])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and word in err and suggested in err
+
+
+def test_python_m_l2d_is_l2d(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "l2d", "--version"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, __version__, "")
+
+
+@pytest.mark.slow
+def test_python_m_l2d_train_loads_its_module_once(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import sys\n"
+        "def loss(num_classes):\n"
+        "    assert sys.modules['l2d.train'] is sys.modules['__main__']\n"
+        "    return lambda scores, labels, answers: scores.square().mean()\n"
+    )
+    command = [sys.executable, "-m", "l2d.train", *TINY, "loss._target_=own.loss", "~loss.formulation", "~loss.base"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_import_changes_neither_hydra_nor_omegaconf_nor_the_path():
+    code = """
+import sys
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+import os
+before = list(sys.path), dict(os.environ), dict(Plugins.instance().class_name_to_class)
+import l2d.cli, l2d.compose, l2d.completion, l2d.job, l2d.status, l2d.sweep, l2d.train, l2d.evaluate, l2d.inspect
+assert before[:1] == (sys.path,) and before[2] == Plugins.instance().class_name_to_class
+assert not OmegaConf.has_resolver("l2d.run_name")
+assert not [key for key in os.environ.keys() - before[1].keys() if key.startswith(("L2D", "HYDRA"))]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "command", ["status outputs", "report outputs --out report", "train --help", "train -m seed=1,2 plan=true"]
+)
+def test_a_reader_that_leaves_is_no_error(cli, command):
+    cli(*TINY)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "l2d", *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()  # before anything is written
+    assert (process.stderr.read(), process.wait()) == ("", 0)
+    process.stderr.close()
+    assert Path("report/index.html").exists() == command.startswith("report")
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers where `line` ends, with the script that `l2d completion bash` prints."""
+    code = """
+    l2d() { "$PYTHON" -m l2d "$@"; }
+    eval "$(l2d completion bash)"
+    compopt() { :; }  # works only while a person completes
+    COMP_LINE=$LINE COMP_POINT=${#LINE}
+    [[ $(complete -p l2d) == *"-F _l2d "* ]] && _l2d
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    environment = {**os.environ, "PYTHON": sys.executable, "LINE": line}
+    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_groups_options_and_keys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine/loss").mkdir(parents=True)
+    Path("mine/loss/picky.yaml").write_text("name: picky\nmargin: 2\n")
+    assert completed("l2d ") == sorted(COMMANDS)
+    assert completed("l2d ev") == ["evaluate"]
+    assert completed("l2d completion ") == ["bash", "fish", "zsh"]
+    assert completed("l2d data ") == ["check"]
+    assert completed("l2d train se") == completed("l2d-train -m se") == ["seed="]
+    assert completed("l2d data check lo") == ["logger.", "logger=", "loss.", "loss="]
+    # after `=` bash replaces only what follows it
+    assert completed("l2d train loss=picce") == ["picce_ce", "picce_ova"]
+    assert completed("l2d train -m seed=1 loss=ce,o") == ["ce,ova"]
+    assert completed("l2d train --config-dir mine loss=pick") == ["picky"]
+    assert completed("l2d train --config-dir mine loss=picky loss.m") == ["loss.margin="]
+    assert completed("l2d evaluate out/RUN optim=adamw optim.w") == ["optim.warmup_epochs=", "optim.weight_decay="]
+    assert completed("l2d evaluate ") == completed("l2d status ") == completed("l2d train --config-dir ") == []  # files
+
+
+def test_completion_loads_nothing_heavy_and_knows_its_shells(capsys):
+    assert said_and_loaded_no_more("completion", "words", "l2d", "train", "loss=ov").split() == ["loss=ova"]
+    for shell in ("zsh", "fish"):
+        main(["completion", shell])
+        assert "l2d completion words" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["completion", "tcsh"])
+    assert stop.value.code == 2 and "tcsh" in capsys.readouterr().err

@@ -25,11 +25,6 @@ METRICS = {"system_error": 12.345, "coverage": 67.891, "classifier_accuracy": 76
 RESULT = {"choices": CHOICES, "metrics": METRICS, "bayes": None, "seconds": 3.21}
 
 
-@pytest.fixture(autouse=True)
-def no_sweep(monkeypatch):
-    monkeypatch.delenv("L2D_SWEEP", raising=False)
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that changes only when `clock.now` is set."""
@@ -139,7 +134,7 @@ print("bar gone:", reporter.bar is None)
 def on_a_terminal(**environment):
     """The script's output where stdout is a terminal of 200 columns."""
     ours, theirs = pty.openpty()
-    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "L2D_SWEEP")}
+    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     env |= {"TERM": "xterm", "COLUMNS": "200", "LINES": "50", **environment}
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=theirs, stdin=theirs, env=env)
     os.close(theirs)

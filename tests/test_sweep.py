@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
-from l2d.config import config_dir
+from l2d.cli import main
+from l2d.config import choices, config_dir
 from l2d.errors import UserError
 from l2d.status import describe
+from l2d.sweep import write_manifest
+from l2d.tracking.run_folder import RunFolder, sweep_manifest
 
 TINY = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2", "loss=ce,picce_ce", "experts.num=1,3")
 COMMAND = (sys.executable, "-m", "l2d.train", "-m", *TINY)
@@ -43,6 +49,7 @@ def serial(tmp_path_factory) -> dict[str, dict]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_leaves_finished_cells_alone_and_ends_as_if_never_killed(tmp_path, serial):
     first = subprocess.Popen([*COMMAND], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
@@ -72,6 +79,7 @@ print("composed", len(composed))
 """
 
 
+@pytest.mark.slow
 def test_a_cell_is_composed_once_and_what_is_done_again_counts_as_not_done_yet(tmp_path):
     command = [sys.executable, "-c", COUNTED, "-m", *TINY, "trainer.epochs=1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -81,6 +89,7 @@ def test_a_cell_is_composed_once_and_what_is_done_again_counts_as_not_done_yet(t
     assert counts == ["[1 of 4", "[2 of 4", "[3 of 4", "[4 of 4"], again.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_of_joblib_give_the_numbers_of_one(tmp_path, serial):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the joblib extra is not installed")
     done = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
@@ -88,12 +97,66 @@ def test_two_processes_of_joblib_give_the_numbers_of_one(tmp_path, serial):
     assert "4 done" in done.stdout and metrics(tmp_path) == serial
 
 
+@pytest.mark.slow
+def test_workers_find_modules_in_the_working_folder_and_groups_in_the_config_dir(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the joblib extra is not installed")
+    (tmp_path / "conf/loss").mkdir(parents=True)
+    (tmp_path / "conf/loss/own.yaml").write_text("_target_: own_loss.make\nname: own\n")
+    (tmp_path / "own_loss.py").write_text(
+        "def make(num_classes):\n    return lambda scores, *_: scores.square().mean()\n"
+    )
+    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    done = sweep(tmp_path, "--config-dir", "conf", "loss=own", *launcher)
+    assert done.returncode == 0, done.stderr
+    assert {name.split("-")[0] for name in metrics(tmp_path)} == {"own"} and len(metrics(tmp_path)) == 2
+    assert "[2 of 2" in done.stdout, "a worker finds the list of its sweep"
+
+
+@pytest.mark.slow
 def test_submitit_runs_a_cell(tmp_path, serial):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the slurm extra is not installed")
     done = sweep(tmp_path, "hydra/launcher=submitit_local", "loss=ce", "experts.num=1")
     assert done.returncode == 0, done.stderr
     found = metrics(tmp_path)
     assert len(found) == 1 and found.items() <= serial.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["seed=0,1,2", "hydra.sweep.subdir=x"], ["seed=0 and seed=1", "outputs/x"]),
+        (["trainer.log_every=5,6"], ["trainer.log_every=5 and trainer.log_every=6"]),
+        (["optim.lr=interval(0,1)"], ["optim.lr=interval(0,1)"]),
+    ],
+)
+def test_an_impossible_grid_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, words, named):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "-m", *words])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and all(text in err for text in named)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_setting_twice_is_one_cell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["train", "-m", "seed=1,1", "optim.lr=1,1.0", "plan=true"])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_run_belongs_to_the_newest_sweep_that_lists_it(tmp_path, monkeypatch):
+    settings = {
+        "mode": RunMode.MULTIRUN,
+        "sweep": {"dir": "out"},
+        "runtime": {"cwd": str(tmp_path), "output_dir": "/a"},
+    }
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": settings}))
+    assert sweep_manifest() is None
+    for folders, moment in ((["/a", "/b"], 1.0), (["/a"], 3.0), (["/a", "/c"], 2.0), (["/b"], 4.0)):
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        write_manifest(tmp_path / "out", [{"folder": folder} for folder in folders])
+    path, manifest = sweep_manifest()
+    assert manifest["started"] == 3.0 and json.loads(path.read_text()) == manifest
 
 
 def test_the_slurm_preset_composes_with_requeueing():
@@ -104,8 +167,6 @@ def test_the_slurm_preset_composes_with_requeueing():
 
 
 def test_a_second_process_on_the_same_run_is_refused_while_the_first_lives(tmp_path, composed):
-    from l2d.tracking.run_folder import RunFolder
-
     cfg = composed()
     with RunFolder(tmp_path / "run", cfg), pytest.raises(UserError, match=f"process {os.getpid()} on "):
         RunFolder(tmp_path / "run", cfg).__enter__()
@@ -114,12 +175,8 @@ def test_a_second_process_on_the_same_run_is_refused_while_the_first_lives(tmp_p
 
 
 def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tmp_path, composed):
-    from l2d.config import choices
-    from l2d.sweep import write_manifest
-    from l2d.tracking.run_folder import RunFolder
-
     cells = []
-    for name, num in (("done", 1), ("live", 2), ("dead", 3), ("bad", 4), ("never", 5)):
+    for name, num in (("done", 1), ("live", 2), ("dead", 3), ("bad", 4), ("never", "null")):
         cfg = composed(f"experts.num={num}")
         cells.append({"folder": str(tmp_path / "synthetic" / name), "overrides": [], "choices": choices(cfg)})
     write_manifest(tmp_path, cells)
@@ -142,7 +199,8 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
     assert "running: live  epoch 7  loss 1.25" in text and "failed: bad  out of memory" in text
     (row,) = [line for line in text.splitlines() if "picce_ce" in line]
     assert row.split()[-5:] == ["#", ">", "!", "x", "."]
-    live.lock.release()
+    assert "J=1 J=2 J=3 J=4 J=all" in " ".join(text.split())
+    live.lock.close()
     assert "0 running" not in describe(tmp_path) and "2 interrupted" in describe(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         describe(tmp_path / "nowhere")

@@ -252,7 +252,6 @@ def test_tensorboard_not_installed_is_a_user_error(monkeypatch):
 @pytest.fixture
 def offline(tmp_path, monkeypatch, composed):
     """`offline(epochs)` is one attempt at the same run, in the folder that it returns; nothing is sent."""
-    monkeypatch.delenv("L2D_SWEEP", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "ce-mixed-J2-mlp-seed0-12345678"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""l2d-report: the tables and the finding on the terminal, and everything else in a folder."""
+"""l2d report: the tables and the finding on the terminal, and everything else in a folder."""
 
 import argparse
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from l2d.errors import UserError, errors_as_sentences
+from l2d.errors import UserError, errors_as_sentences, show
 from l2d.report.load import load_runs
 from l2d.report.page import write_page
 from l2d.report.render import finding, to_latex, to_markdown, to_text
@@ -14,14 +14,14 @@ from l2d.report.statistics import paired_differences
 from l2d.report.tables import repeated, summarize
 
 
-def main() -> None:
-    """l2d-report."""
-    parser = argparse.ArgumentParser("l2d-report", description="Tables, figures and a page from finished runs.")
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="what l2d-train wrote to; searched for runs")
+def main(arguments: list[str] | None = None) -> None:
+    """l2d report DIR ..."""
+    parser = argparse.ArgumentParser("l2d report", description="Tables, figures and a page from finished runs.")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="what l2d train wrote to; searched for runs")
     parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report)")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     with errors_as_sentences():
-        write_report(arguments.folders, arguments.out)
+        write_report(options.folders, options.out)
 
 
 def write_report(folders: list[str], out: Path) -> None:
@@ -37,12 +37,12 @@ def write_report(folders: list[str], out: Path) -> None:
     paired.to_csv(out / "paired.csv", index=False)
     (out / "tables.md").write_text(to_markdown(cells))
     (out / "tables.tex").write_text(to_latex(cells))
-    print(to_text(cells))
-    print(finding(cells))
+    show(to_text(cells))
+    show(finding(cells))
     from l2d.report.figures import draw_figures  # matplotlib loads slowly: after the tables are on the terminal
 
     page = write_page(runs, cells, paired, draw_figures(runs, cells, out), out)
-    print(f"\nPage: {page}")
+    show(f"\nPage: {page}")
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and most commands do not ne
     from torch import Tensor
 
 SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
+MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
 HEADLINE = ("system_error", "coverage", "classifier_accuracy")
 LOCK = ".lock"
 OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
@@ -217,15 +219,31 @@ def headline(metrics: dict[str, Any]) -> str:
 
 def sweep_progress() -> str:
     """'[3 of 60, 12 min left]' inside a sweep, '' outside one; the time left follows from the cells finished since its start."""
-    try:
-        manifest = json.loads(Path(os.environ["L2D_SWEEP"]).read_text())
-    except (KeyError, OSError, ValueError):
+    found = sweep_manifest()
+    if found is None:
         return ""
+    _, manifest = found
     todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
     fresh = sum(_ended_since(folder, manifest["started"]) for folder in todo)
     ended, total = len(manifest["cells"]) - len(todo) + fresh, len(manifest["cells"])
     left = (time.time() - manifest["started"]) / fresh * (total - ended) if fresh else None
     return f"[{ended} of {total}" + (f", {duration(left)} left]" if left else "]")
+
+
+def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
+    """The file that lists the cells of the sweep this run belongs to, and its content; None outside a sweep.
+
+    Several sweeps may list the same cell: the one that was started last is meant.
+    """
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    settings, found = HydraConfig.get(), []
+    for path in Path(settings.runtime.cwd, settings.sweep.dir, MANIFESTS).glob("*.json"):
+        with suppress(OSError, ValueError):
+            manifest = json.loads(path.read_text())
+            if any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
+                found.append((path, manifest))
+    return max(found, key=lambda entry: entry[1]["started"], default=None)
 
 
 def _ended_since(folder: Path, moment: float) -> bool:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from l2d.errors import UserError, notify
 from l2d.identity import choices
-from l2d.tracking.run_folder import HEADLINE, environment
+from l2d.tracking.run_folder import HEADLINE, environment, sweep_manifest
 
 START_SECONDS = 5  # how long the start of a run waits for W&B before the run is kept offline
 FINISH_SECONDS = 10  # how long the end of a run waits for the last upload; the rest stays on disk
@@ -76,13 +76,13 @@ class WandbTracker:
     def _arguments(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         chosen = choices(OmegaConf.create(config))
         chosen["cell"] = f"{chosen['dataset']}/{name.partition('-seed')[0]}"  # without the seed
-        known = self.folder / "wandb_id"
+        known, sweep = self.folder / "wandb_id", sweep_manifest()
         return {
             "project": self.project,
             "entity": self.entity,
             "name": name,
             "id": known.read_text().strip() if known.exists() and not config["force"] else secrets.token_hex(4),
-            "group": Path(os.environ["L2D_SWEEP"]).stem if "L2D_SWEEP" in os.environ else None,
+            "group": sweep[0].stem if sweep else None,
             "job_type": "train",
             "tags": [str(chosen[key]) for key in ("dataset", "experts", "loss")],
             "config": {**config, "choices": chosen, "code": environment()},
