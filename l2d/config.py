@@ -3,12 +3,10 @@
 import hashlib
 import inspect
 import json
-import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -23,7 +21,6 @@ FREE_KEYS = {
     "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
     "dataset": {"root", "workers", "cache", "download", "verify"},
 }
-NULLABLE = {"trainer.clip_grad", "trainer.checkpoint_minutes", "experts.num", "optim.weight_decay"}  # null: none of it
 
 
 def config_dir() -> str:
@@ -46,10 +43,12 @@ def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
 
 def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
     """What `build` calls, and with which arguments; refuses what cannot be called with them."""
+    from l2d.settings import shown, validate, yaml_hint
+
     settings = plain(cfg[group])
     target = settings.pop("_target_", None)
     function = _import(group, target)
-    parameters = inspect.signature(function, eval_str=True).parameters
+    parameters = _parameters(f"{group}._target_={target}", function)
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     given = {k: v for k, v in settings.items() if k in named or k not in OWN_KEYS}
@@ -59,9 +58,12 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
             f"{group} ({target}) has no setting {', '.join(sorted(unknown))}; "
             f"it takes {', '.join(sorted(named - set(offered)))}."
         )
-    for key in given.keys() & named:
-        if not _fits(given[key], parameters[key].annotation):
-            raise UserError(f"{group}.{key}={given[key]} must be {_kind(parameters[key].annotation)}.")
+    for key, value in given.items():
+        hint = parameters[key].annotation if key in named else Any
+        kind = yaml_hint(hint)
+        if kind is Any and hint not in (Any, inspect.Parameter.empty) and key in offered:
+            raise UserError(f"{group}.{key}={shown(value)} cannot be set, because the run provides it; leave it out.")
+        validate(kind, value, f"{group}.{key}")
     arguments = {**{k: v for k, v in offered.items() if k in named}, **given}
     missing = {n for n in named if parameters[n].default is inspect.Parameter.empty} - set(arguments)
     if missing:
@@ -111,96 +113,14 @@ def run_name(cfg: DictConfig) -> str:
 
 def check(cfg: DictConfig) -> None:
     """Refuse values that cannot work, before anything is built."""
-    for key, kind, low, high in (
-        ("seed", int, 0, 2**63 - 1),
-        ("trainer.epochs", int, 1, None),
-        ("trainer.batch_size", int, 1, None),
-        ("trainer.eval_every", int, 0, None),
-        ("trainer.log_every", int, 1, None),
-        ("trainer.clip_grad", float, 0, None),
-        ("trainer.checkpoint_minutes", float, 0, None),
-        ("trainer.checkpoint_epochs", int, 0, None),
-        ("trainer.skip_nonfinite", int, 0, None),
-        ("trainer.sync_batchnorm", bool, None, None),
-        ("trainer.channels_last", bool, None, None),
-        ("trainer.compile", bool, None, None),
-        ("trainer.deterministic", bool, None, None),
-        ("verbose", bool, None, None),
-        ("force", bool, None, None),
-        ("plan", bool, None, None),
-        ("trainer.device", str, None, None),
-        ("trainer.precision", str, None, None),
-        ("experts.num", int, 1, None),
-        ("experts.resample", str, None, None),
-        ("optim.schedule", str, None, None),
-        ("resume", str, None, None),
-        ("output_dir", str, None, None),
-        ("optim.lr", float, 0, 1e30),  # beyond, torch's float32 overflows
-        ("optim.weight_decay", float, 0, 1e30),
-        ("optim.warmup_epochs", float, 0, None),
-        ("evaluation.holdout", float, 0, 0.9),
-        ("evaluation.bins", int, 1, None),
-        ("evaluation.curve_points", int, 2, None),
-        ("evaluation.labels_shown", int, 1, None),
-    ):
-        group, _, name = key.rpartition(".")
-        if group == "trainer" and OmegaConf.is_dict(cfg.get(group)) and name not in cfg[group]:
-            raise UserError(
-                f"{key} was taken out and is needed; leave it in{', or set it to null' if key in NULLABLE else ''}."
-            )
-        value = OmegaConf.select(cfg, key)
-        if value is None and (key in NULLABLE or (key.startswith("evaluation.") and not cfg.evaluation._target_)):
-            continue
-        if not _fits(value, kind) or (low is not None and not low <= value <= (math.inf if high is None else high)):
-            raise UserError(f"{key}={value} must be {_kind(kind) if low is None else _range(kind, low, high)}.")
+    from l2d.settings import Settings, validate
+
+    validate(Settings, {name: plain(cfg[name]) for name in Settings.model_fields if name in cfg})
 
 
 def register_resolvers() -> None:
     """`${l2d.run_name:}` in a config is that config's run name."""
     OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
-
-
-_KINDS = {
-    int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", NoneType: "null",
-    list: "a list", tuple: "a list", Sequence: "a list", dict: "a mapping",
-}  # fmt: skip
-
-
-def _kind(annotation: Any) -> str:
-    """A type hint in words."""
-    parts = get_args(annotation)
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(
-            map(_kind, [part for part in parts if (get_origin(part) or part) in _KINDS] or parts)
-        )  # YAML has no tensors
-    if get_origin(annotation) is tuple and Ellipsis not in parts:
-        return f"a list of {len(parts)} ({', '.join(map(_kind, parts))})"
-    if get_origin(annotation) in (list, tuple, Sequence):
-        return f"a list ({_kind(parts[0])} each)"
-    return _KINDS.get(get_origin(annotation) or annotation, str(annotation))
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value from YAML is what the target's type hint asks for; hints of other kinds are not judged."""
-    if annotation in (int, float):
-        kinds = (int, float) if annotation is float else int
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            return False
-        return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
-    if annotation in (bool, str, None, NoneType):
-        return isinstance(value, annotation or NoneType)
-    parts = get_args(annotation)
-    if get_origin(annotation) in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if get_origin(annotation) is tuple and Ellipsis not in parts:
-        return isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
-    if get_origin(annotation) in (list, tuple, Sequence):
-        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
-    return annotation is inspect.Parameter.empty or not isinstance(value, str | int | float | bool | NoneType | list)
-
-
-def _range(kind: type, low: float | None, high: float | None) -> str:
-    return f"a{' whole' if kind is int else ''} number of at least {low}" + (f" and at most {high}" if high else "")
 
 
 def plain(value: Any) -> Any:
@@ -250,6 +170,16 @@ def locate(path: str) -> Callable:
     if not callable(found):
         raise TypeError("it is neither a function nor a class")
     return found
+
+
+def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except (NameError, AttributeError, TypeError):  # hints for the type checker alone: they are not judged
+        parameters = inspect.signature(function).parameters
+        return {name: p.replace(annotation=p.empty) for name, p in parameters.items()}
+    except ValueError as error:
+        raise UserError(f"{where} does not say which settings it takes; name a function that calls it.") from error
 
 
 def _import(group: str, target: str | None) -> Callable:

@@ -108,11 +108,11 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["experts=dog"], "class group 'dog'"),
         (["experts=human"], "no"),
         (["experts.num=21"], "at most 20 experts fit"),
-        (["experts.num=0"], "at least 1"),
+        (["experts.num=0"], "experts.num=0 "),
         (["experts=specialist_overlapped", "experts.num=19"], "at most 18 experts fit"),
-        (["experts.in_domain=1.5"], "between 0 and 1"),
-        (["experts.in_domain=[]"], "between 0 and 1"),
-        (["experts.in_domain=[a]"], "must be a finite number or a list (a finite number each)."),
+        (["experts.in_domain=1.5"], "experts.in_domain=1.5 "),
+        (["experts.in_domain=[]"], "experts.in_domain=[] "),
+        (["experts.in_domain=[a]"], "experts.in_domain=['a'] "),
         (["experts.resample=sometimes"], "once or per_epoch"),
         (["backbone=timm"], "backbone.name has no value"),
         (["backbone=timm", "backbone.name=resnet19"], "resnet18"),
@@ -120,12 +120,12 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["trainer.device=tpu"], "auto, cpu, cuda"),
         (["trainer.precision=int4"], "float32"),
         (["trainer.epochs=0"], "trainer.epochs=0"),
-        (["trainer.epochs=many"], "whole number"),
+        (["trainer.epochs=many"], "trainer.epochs=many "),
         (["optim.lr=nan"], "optim.lr"),
         (["plan=${oc.env:NOWHERE}"], "NOWHERE"),
-        (["~trainer.checkpoint_minutes"], "trainer.checkpoint_minutes was taken out and is needed"),
+        (["~trainer.checkpoint_minutes"], "trainer.checkpoint_minutes is required"),
         (["optim.schedule=steps"], "cosine or constant"),
-        (["optim=adamw", "+optim.betas=[0.5]"], "must be a list of 2 (a finite number, a finite number)."),
+        (["optim=adamw", "+optim.betas=[0.5]"], "optim.betas=[0.5] "),
         (["hydra/job_logging=disabled", "seed=-1"], "seed=-1"),
         (["optim.warmup_epochs=99"], "warmup"),
         (["+loss.temperature=2"], "loss"),
@@ -133,6 +133,9 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["loss._target_=no.such.Loss"], "cannot be imported"),
         (["logger=wandb", "logger.mode=sideways"], "online, offline or disabled"),
         (["trainer"], "trainer"),
+        (["backbone.name=ü"], """'backbone.name="ü"'"""),
+        (["output_dir=my (data)"], """'output_dir="my (data)"'"""),
+        (["ü=3"], "ü=3 "),
     ],
 )
 def test_what_a_user_can_get_wrong_ends_in_a_sentence_and_leaves_nothing_behind(cli, arguments, says):
@@ -290,7 +293,7 @@ def test_help_shows_the_choices_and_the_defaults_as_hydra_composes_them(composed
     code = "import sys; sys.argv[1:] = ['--help']; from l2d.cli import train; train(); print('loaded', *sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     said, _, loaded = out.rpartition("\nloaded ")
-    assert not {"torch", "hydra"} & set(loaded.split())
+    assert not {"torch", "hydra", "pydantic"} & set(loaded.split())
     assert "loss: ce, ova, picce_ce, picce_ova, pice_ce, pice_ova" in said and "$" not in said.partition("defaults:")[0]
     shown = yaml.safe_load(said.partition("the keys and their defaults:\n")[2])
     assert shown == OmegaConf.to_container(composed(), resolve=False)

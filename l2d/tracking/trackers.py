@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from omegaconf import OmegaConf
 
@@ -20,6 +20,8 @@ from l2d.tracking.record import HEADLINE, environment
 START_SECONDS = 5  # that W&B may hold up a run before it is kept offline
 FINISH_SECONDS = 10  # for the last upload; what is left by then stays on disk
 WEIGHTS_SECONDS = 600  # the same, where weights are to be uploaded
+
+Mode = Literal["online", "offline", "disabled"]
 
 
 class Tracker(Protocol):
@@ -59,9 +61,7 @@ class WandbTracker:
     W&B never stops a training: where it cannot be reached the run is kept on disk, and what goes wrong later is told once.
     """
 
-    def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
-        if mode not in ("online", "offline", "disabled"):
-            raise UserError(f"logger.mode={mode} must be online, offline or disabled.")
+    def __init__(self, project: str, entity: str | None, mode: Mode, weights: bool):
         self.project, self.entity, self.mode, self.weights = project, entity, mode, weights
         self.run: Any = None
         self.wandb: Any = None
@@ -220,7 +220,7 @@ class TensorBoardTracker:
 class Everywhere:
     """W&B and TensorBoard at once."""
 
-    def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
+    def __init__(self, project: str, entity: str | None, mode: Mode, weights: bool):
         self.trackers: list[Tracker] = [TensorBoardTracker(), WandbTracker(project, entity, mode, weights)]
 
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
