@@ -3,7 +3,17 @@
 from pathlib import Path
 
 from l2d.data.dataset import Dataset
-from l2d.data.listing import MISSING, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
+from l2d.data.listing import (
+    MISSING,
+    AtLeast1,
+    Feed,
+    Listing,
+    OnError,
+    class_index,
+    existing_root,
+    image_dataset,
+    read_rows,
+)
 from l2d.errors import UserError, notice
 
 CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]
@@ -15,16 +25,15 @@ def chaoyang(
     train_json: str,
     test_json: str,
     annotators: list[str],
-    size: int,
-    resize: int,
+    size: AtLeast1,
+    resize: AtLeast1,
     augment: str,
-    feed: str,
+    feed: Feed,
     cache: str | None,
-    workers: int | None,
-    on_error: str,
+    workers: AtLeast1 | None,
+    on_error: OnError,
 ) -> Dataset:
     """The splits are whatever the two JSON files say; a pathologist who is always right on the test split is pointed out."""
-    of_kind("annotators", annotators, list)
     folder = existing_root(root)
     if train_json == "train.json" and not (folder / train_json).exists():
         train_json = "train_label.json"  # the other name it is distributed under

@@ -4,7 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from l2d.data.dataset import Dataset
-from l2d.data.listing import MISSING, SUFFIXES, Listing, class_index, existing_root, image_dataset, of_kind, read_rows
+from l2d.data.listing import (
+    MISSING,
+    SUFFIXES,
+    AtLeast1,
+    Feed,
+    Listing,
+    OnError,
+    class_index,
+    existing_root,
+    image_dataset,
+    read_rows,
+)
 from l2d.errors import UserError
 
 COLUMNS = ["path", "label", "split"]
@@ -15,25 +26,20 @@ def folder(
     root: str,
     manifest: str | None,
     classes: list[str] | None,
-    groups: dict[str, list[str]] | None,
+    groups: dict[str, list[str | int]] | None,
     annotators: list[str] | None,
-    size: int,
-    resize: int,
+    size: AtLeast1,
+    resize: AtLeast1,
     augment: str,
-    feed: str,
+    feed: Feed,
     cache: str | None,
-    workers: int | None,
-    on_error: str,
+    workers: AtLeast1 | None,
+    on_error: OnError,
 ) -> Dataset:
     """<root>/{train,test}/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
 
     Classes are those found, sorted, unless `classes` lists them; then a label may also be a number, an index into it.
     """
-    for key, value, kind in (("classes", classes, list), ("annotators", annotators, list), ("groups", groups, dict)):
-        if value is not None:
-            of_kind(key, value, kind)
-    for group, chosen in (groups or {}).items():
-        of_kind(f"groups.{group}", chosen, list)
     place = existing_root(root) if manifest else existing_root(root, "train", "test")
     rows = read_rows(place / str(manifest), COLUMNS) if manifest else _walk(place)
     if annotators is None:

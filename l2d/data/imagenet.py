@@ -9,8 +9,10 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from rich.console import Console
 from rich.progress import track
 
@@ -18,7 +20,7 @@ from l2d.data.augment import augmentation
 from l2d.data.cache import cache_folder
 from l2d.data.dataset import Dataset, Split
 from l2d.data.files import ImageFiles
-from l2d.data.listing import MEAN, STD, SUFFIXES, existing_root, one_of
+from l2d.data.listing import MEAN, STD, SUFFIXES, AtLeast1, OnError, existing_root
 from l2d.errors import UserError
 
 # The 120 dog classes, in order: 151..268 without 251 and 273..275 of the thousand.
@@ -45,24 +47,18 @@ Index = dict[str, tuple[int, list[str]]]  # <split>/<wnid> -> time of the folder
 def imagenet_dogs(
     name: str,
     root: str,
-    subset: str | None,
-    size: int,
-    resize: int,
+    subset: Literal["dogs"] | None,
+    size: AtLeast1,
+    resize: AtLeast1,
     augment: str,
     cache: str | None,
-    workers: int | None,
-    on_error: str,
+    workers: Annotated[int, Ge(0)] | None,
+    on_error: OnError,
 ) -> Dataset:
     """The task over the classes found (all thousand, or `subset: dogs`), class = rank of the wnid; group: `dog`."""
-    one_of("on_error", on_error, ("error", "skip"))
-    one_of("subset", subset or "null", ("null", "dogs"))
     augmentation(augment)  # refuses an unknown name before anything is listed
-    if not (type(size) is type(resize) is int and 1 <= size <= resize):
-        raise UserError(
-            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
-        )
-    if workers is not None and (type(workers) is not int or workers < 0):
-        raise UserError(f"dataset.workers={workers} must be a whole number, or null for as many as there are cores.")
+    if size > resize:
+        raise UserError(f"dataset.size={size} must be at most dataset.resize={resize}.")
     place = existing_root(root, "train", "val").resolve()
     wnids = _classes(place, subset == "dogs")
     index = file_index(place, [f"{split}/{wnid}" for split in ("train", "val") for wnid in wnids], cache_folder(cache))

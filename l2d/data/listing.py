@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from l2d.data.augment import augmentation
 from l2d.data.cache import load_images
@@ -19,6 +20,9 @@ from l2d.errors import UserError, notice
 
 MISSING = -1  # the answer of an annotator who did not answer
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+AtLeast1 = Annotated[int, Ge(1)]
+Feed = Literal["auto", "resident", "stream"]
+OnError = Literal["error", "skip"]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 
 
@@ -37,24 +41,18 @@ def image_dataset(
     class_names: list[str],
     splits: dict[str, Listing],
     groups: dict[str, list[int]],
-    size: int,
-    resize: int,
+    size: AtLeast1,
+    resize: AtLeast1,
     augment: str,
-    feed: str,
+    feed: Feed,
     cache: str | None,
-    workers: int | None,
-    on_error: str,
+    workers: AtLeast1 | None,
+    on_error: OnError,
 ) -> Dataset:
     """The dataset of a checked listing; images that `on_error: skip` leaves out take their labels and answers along."""
-    one_of("feed", feed, ("auto", "resident", "stream"))
-    one_of("on_error", on_error, ("error", "skip"))
     augmentation(augment)  # refuses an unknown name before anything is decoded
-    if not (type(size) is type(resize) is int and 1 <= size <= resize):
-        raise UserError(
-            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
-        )
-    if workers is not None and (type(workers) is not int or workers < 1):
-        raise UserError(f"dataset.workers={workers} must be a whole number of at least 1, or null for all cores.")
+    if size > resize:
+        raise UserError(f"dataset.size={size} must be at most dataset.resize={resize}.")
     _check_files(root, splits)
     files = {split: ImageFiles(root, listed.paths, resize, workers, on_error) for split, listed in splits.items()}
     made: dict[str, Split] = {}
@@ -130,18 +128,6 @@ def class_index(value: Any, class_names: Sequence[str], where: str, indices: boo
     known = ", ".join(class_names[:10]) + (", ..." if len(class_names) > 10 else "")
     numbers = f", or a number from 0 to {len(class_names) - 1}" if indices else ""
     raise UserError(f"{where}: '{text}' is not a class; the classes are {known}{numbers}.")
-
-
-def of_kind(key: str, value: Any, kind: type[list] | type[dict]) -> None:
-    if not isinstance(value, kind):
-        raise UserError(
-            f"dataset.{key}={value} must be a {'list, as in [a, b]' if kind is list else 'mapping, as in {a: [b, c]}'}."
-        )
-
-
-def one_of(key: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UserError(f"dataset.{key}={value} must be one of {', '.join(known)}.")
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from l2d.data.dataset import Dataset
-from l2d.data.listing import Listing, class_index, existing_root, image_dataset, read_json
+from l2d.data.listing import AtLeast1, Feed, Listing, OnError, class_index, existing_root, image_dataset, read_json
 from l2d.errors import UserError
 
 CLASSES = ["g", "ug", "nr"]  # similar orientation, dissimilar, not of interest: in the order that breaks ties
@@ -16,13 +16,13 @@ SPLITS = {"fold1": "train", "fold2": "train", "fold3": "train", "fold4": "train"
 def micebone(
     name: str,
     root: str,
-    size: int,
-    resize: int,
+    size: AtLeast1,
+    resize: AtLeast1,
     augment: str,
-    feed: str,
+    feed: Feed,
     cache: str | None,
-    workers: int | None,
-    on_error: str,
+    workers: AtLeast1 | None,
+    on_error: OnError,
 ) -> Dataset:
     """Folds 1-4 train, fold 5 test. The annotators are those who labelled every image, in the paper's order first;
     an image's label is their majority, ties going to the first of g, ug, nr."""
