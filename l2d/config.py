@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from l2d.errors import UserError
+from l2d.errors import UserError, sentence
 
 # Keys that the framework reads itself; a target gets them only if it names them.
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "holdout"}
@@ -115,7 +115,11 @@ def check(cfg: DictConfig) -> None:
     """Refuse values that cannot work, before anything is built."""
     from l2d.settings import Settings, validate
 
-    validate(Settings, {name: plain(cfg[name]) for name in Settings.model_fields if name in cfg})
+    try:
+        values = {name: plain(cfg[name]) for name in Settings.model_fields if name in cfg}
+    except InterpolationResolutionError as error:
+        raise UserError(f"{error.full_key} cannot be resolved: {sentence(error).rstrip('.')}.") from error
+    validate(Settings, values)
 
 
 def register_resolvers() -> None:

@@ -510,6 +510,12 @@ def test_a_required_key_that_was_removed_is_named(composed, key):
         check(composed(f"~{key}"))
 
 
+@pytest.mark.parametrize("key", ["resume", "trainer.epochs"])
+def test_a_value_that_cannot_be_resolved_is_named(composed, key):
+    with pytest.raises(UserError, match=rf"^{re.escape(key)} .*NOWHERE"):
+        check(composed(f"{key}=${{oc.env:NOWHERE}}"))
+
+
 def test_every_key_of_the_framework_is_validated(composed):
     cfg = composed()
     assert set(Trainer.model_fields) == set(cfg.trainer)
