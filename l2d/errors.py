@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -56,15 +57,24 @@ def _before_our_code(error: Exception) -> bool:
 
 def sentence(error: Exception) -> str:
     """The message in one line, without the positions that OmegaConf and Hydra append."""
-    unread = getattr(error, "override", None)  # of Hydra's OverrideParseException
-    if isinstance(unread, str):
-        key, equals, value = " ".join(unread.split()).partition("=")
-        hint = f"put the value in quotes: '{key}=\"{value}\"'" if equals else "write KEY=VALUE"
-        return f"{key}{equals}{value} cannot be read; {hint}."
     noise = ("full_key", "object_type", "reference_type", "Config search path", "provider=", "See https://")
-    lines = [line.strip() for line in str(error).splitlines()]
+    override = getattr(error, "override", "")  # what Hydra could not parse
+    message = _how_to_quote(override, str(error)) if "=" in override else str(error)
+    lines = [line.strip() for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise))
     return text.removeprefix("UserError raised while resolving interpolation: ")
+
+
+def _how_to_quote(override: str, message: str) -> str:
+    """Hydra's own message about a letter that its grammar does not take unquoted says neither where nor what to do."""
+    key, _, value = override.partition("=")
+    if not key.isascii():
+        return f"{override} has a key with letters beyond ASCII, and no setting has such a key."
+    quoted = value.replace('"', r"\"")
+    _, function, reason = message.partition("while evaluating ")
+    why = f" ({reason.splitlines()[0]})" if function else ""
+    word = shlex.quote(f'{key}="{quoted}"')
+    return f"{override} cannot be parsed{why}; if the value is a string, quote it for Hydra and for the shell: {word}"
 
 
 def show(text: str) -> None:

@@ -1,16 +1,23 @@
 """Configs: every file composes and builds, wrong choices are refused in a sentence, runs are named by what matters."""
 
+import datetime
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
+from annotated_types import Ge, Interval
+from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
+from torch import Tensor
 
-from l2d.config import build, check, choices, config_dir, fingerprint, run_name
+from l2d.config import bind, build, check, choices, config_dir, fingerprint, run_name
 from l2d.errors import UserError
 from l2d.experts import make_panel
+from l2d.settings import Settings, Trainer, validate, yaml_hint
 
 GROUPS = sorted(p.name for p in Path(config_dir()).iterdir() if p.is_dir() and p.name != "__pycache__")
 
@@ -78,9 +85,7 @@ def dataset_of(composed, tiny_dataset):
     return make
 
 
-def test_the_groups_a_user_may_choose_from():
-    expected = {"dataset", "experts", "backbone", "loss", "optim", "trainer", "logger", "experiment"}
-    assert expected <= {*GROUPS, "experiment"}
+def test_every_formulation_and_base_is_a_loss_option():
     losses = {f"{formulation}{base}" for formulation in ("", "picce_", "pice_") for base in ("ce", "ova")}
     assert losses <= set(options("loss"))
 
@@ -178,25 +183,46 @@ def test_every_pair_of_dataset_and_experts_works_or_is_refused(composed, dataset
         assert "\n" not in str(refused.value)
 
 
-def test_an_unknown_key_an_unknown_option_and_a_wrong_override_do_not_compose(composed):
-    for wrong in ("trainer.epoch=3", "loss=nosuch", "experts.nmu=3"):
-        with pytest.raises(Exception, match=wrong.partition("=")[0].rpartition(".")[2]):
-            composed(wrong)
+@pytest.mark.parametrize(("wrong", "named"), [("trainer.epoch=3", "epoch"), ("loss=nosuch", "loss/nosuch")])
+def test_unknown_keys_and_options_do_not_compose(composed, wrong, named):
+    with pytest.raises(HydraException, match=named):
+        composed(wrong)
 
 
 # build
 
 
-def strict(num, rate=0.5, *, offered=None):
+def unhinted(num, rate=0.5, *, offered=None):
     return {"num": num, "rate": rate, "offered": offered}
+
+
+def hinted(
+    text: str = "",
+    flag: bool = False,
+    count: Annotated[int, Ge(1)] = 1,
+    rate: float = 0.5,
+    optional: int | None = None,
+    choice: Literal["once", "per_epoch"] = "once",
+    pair: tuple[float, float] = (0, 1),
+    several: Sequence[int] = (),
+    either: float | Sequence[float] = 0,
+    groups: dict[str, list[int]] | None = None,
+    text_or_mapping: str | dict[str, int] = "",
+    rate_or_tensor: float | Tensor = 0,
+    tensor: Tensor | None = None,
+    function: Callable | None = None,
+    path: Path | None = None,
+    anything: Any = None,
+):
+    return locals()
 
 
 @pytest.fixture
 def target():
-    """A config whose group `part` has this file's `strict` as its target, with the given keys."""
+    """A config whose group `part` has this file's `unhinted` as its target, with the given keys."""
 
     def make(**keys):
-        return OmegaConf.create({"part": {"_target_": f"{__name__}.strict", **keys}})
+        return OmegaConf.create({"part": {"_target_": f"{__name__}.unhinted", **keys}})
 
     return make
 
@@ -220,11 +246,138 @@ def test_build_passes_the_keys_and_only_what_is_asked_for(target):
         ({"_target_": "l2d.losses.nosuch"}, r"part\._target_=l2d\.losses\.nosuch cannot be imported"),
         ({"_target_": "l2d.losses.BASES"}, r"part\._target_=l2d\.losses\.BASES"),  # a dictionary, not a function
         ({"_target_": None}, "part has no _target_"),
+        ({"_target_": "builtins.dict"}, r"part\._target_=builtins\.dict"),  # has no signature
     ],
 )
-def test_build_refuses_in_a_sentence(target, keys, sentence):
+def test_targets_that_cannot_be_called_are_rejected(target, keys, sentence):
     with pytest.raises(UserError, match=sentence):
         build(target(**keys), "part", offered=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("text", "a"),
+        ("flag", True),
+        ("count", 1),
+        ("count", 2**63 - 1),
+        ("rate", 1),
+        ("rate", 1e300),
+        ("optional", None),
+        ("choice", "per_epoch"),
+        ("pair", [1, 2.5]),
+        ("several", []),
+        ("several", [1, 2]),
+        ("either", 1),
+        ("either", [1, 2.5]),
+        ("groups", {"a": [1, 2]}),
+        ("rate_or_tensor", 1),
+        ("tensor", [1, 2]),  # YAML has no tensors: for the target to judge
+        ("function", "math.sqrt"),
+        ("path", "a/b"),
+        ("anything", {"a": [None]}),
+    ],
+)
+def test_values_that_fit_the_type_hint_reach_the_target_unchanged(key, value):
+    cfg = OmegaConf.create({"part": {"_target_": f"{__name__}.hinted", key: value}})
+    received = build(cfg, "part")[key]
+    assert received == value
+    assert type(received) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("text", 1, "text=1"),
+        ("flag", 1, "flag=1"),
+        ("flag", "true", "flag=true"),
+        ("count", 0, "count=0"),
+        ("count", "1", "count=1"),
+        ("count", 1.0, "count=1.0"),
+        ("count", True, "count=true"),
+        ("count", None, "count=null"),
+        ("count", 2**63, "count=9223372036854775808"),
+        ("rate", float("nan"), "rate=nan"),
+        ("rate", float("-inf"), "rate=-inf"),
+        ("rate", True, "rate=true"),
+        ("rate", 10**40, f"rate={10**40}"),
+        ("optional", 1.5, "optional=1.5"),
+        ("choice", "twice", "choice=twice"),
+        ("pair", [1], "pair=[1]"),
+        ("pair", [1, "a"], "pair=[1, 'a']"),
+        ("pair", 1, "pair=1"),
+        ("several", "12", "several=12"),
+        ("several", [1, None], "several=[1, None]"),
+        ("either", ["a"], "either=['a']"),
+        ("groups", ["a"], "groups=['a']"),
+        ("groups", {"a": 1}, "groups.a=1"),
+        ("groups", {1: [1]}, "groups={1: [1]}"),
+        ("text_or_mapping", {"a": "b"}, "text_or_mapping={'a': 'b'}"),
+        ("rate_or_tensor", "fast", "rate_or_tensor=fast"),
+        ("path", 3, "path=3"),
+        ("anything", [2**63], "anything=9223372036854775808"),
+    ],
+)
+def test_values_that_do_not_fit_the_type_hint_are_rejected_by_key_and_value(key, value, named):
+    cfg = OmegaConf.create({"part": {"_target_": f"{__name__}.hinted", key: value}})
+    with pytest.raises(UserError, match=rf"^{re.escape(f'part.{named}')} must [^\n]*\.$"):
+        build(cfg, "part")
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (int, "a whole number"),
+        (float, "a finite number"),
+        (Annotated[int, Ge(1)] | None, "a whole number of at least 1 or null"),
+        (Annotated[float, Interval(ge=0, le=0.9)], "a number from 0 to 0.9"),
+        (Annotated[float, Interval(gt=0, lt=1)], "a finite number above 0 and below 1"),
+        (Literal["a", "b", "c"], "a, b or c"),
+        (tuple[float, float], "a list of 2 (a finite number each)"),
+        (tuple[str, bool], "a list of 2 (a string, true or false)"),
+        (list, "a list (any value each)"),
+        (float | list[str], "a finite number or a list (a string each)"),
+        (dict[str, list[int]], "a mapping (a list (a whole number each) under each name)"),
+        (dict, "a mapping"),
+    ],
+)
+def test_the_sentence_says_what_would_work(hint, expected):
+    with pytest.raises(UserError, match=f"must be {re.escape(expected)}\\.$"):
+        validate(yaml_hint(hint), datetime.date(2024, 1, 1), "part.key")
+
+
+def test_what_the_run_provides_cannot_be_set():
+    cfg = OmegaConf.create({"part": {"_target_": f"{__name__}.hinted", "tensor": 3}})
+    with pytest.raises(UserError, match=r"^part\.tensor=3 "):
+        build(cfg, "part", tensor=torch.zeros(1))
+
+
+def test_hints_that_only_a_type_checker_can_evaluate_are_not_judged(tmp_path, monkeypatch):
+    (tmp_path / "checker_only.py").write_text("def part(rate: 'NotImported'): return rate\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert build(OmegaConf.create({"part": {"_target_": "checker_only.part", "rate": 1}}), "part") == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "backbone.hidden=0",
+        "backbone.layers=-1",
+        "dataset.num_classes=1",
+        "dataset.separation=-1",
+        "dataset.num_train=0",
+        "experts.classes_per_expert=0",
+        "experts.in_domain=1.5",
+        "experts.in_domain=[0.1, 0.2, 0.3]",
+        "experts.in_group=-0.1",
+        "logger.mode=sideways",
+    ],
+)
+def test_values_that_a_target_cannot_take_are_rejected(composed, override):
+    group = override.partition(".")[0]
+    cfg = composed("logger=wandb", override)
+    with pytest.raises(UserError, match=f"^{re.escape(override)} must be "):
+        bind(cfg, group, dict.fromkeys(["num_outputs", "image_shape", "num_classes", "groups"]))
 
 
 def test_a_users_own_experts_and_backbone(tmp_path, monkeypatch):
@@ -307,39 +460,66 @@ def test_a_run_name_stays_inside_its_folder(composed, name):
 
 # check
 
-WHOLE, NUMBER, SWITCH = "whole number", "number", "true or false"
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "named"),
+    [
+        ("seed", -1, "seed=-1"),
+        ("seed", 1.5, "seed=1.5"),
+        ("seed", 2**63, "seed=9223372036854775808"),
+        ("seed", None, "seed=null"),
+        ("seed", True, "seed=true"),
+        ("verbose", "yes", "verbose=yes"),
+        ("resume", False, "resume=false"),
+        ("output_dir", None, "output_dir=null"),
+        ("trainer", 5, "trainer=5"),
+        ("trainer.epochs", 0, "trainer.epochs=0"),
+        ("trainer.epochs", "many", "trainer.epochs=many"),
+        ("trainer.batch_size", 0, "trainer.batch_size=0"),
+        ("trainer.eval_every", -1, "trainer.eval_every=-1"),
+        ("trainer.log_every", 0, "trainer.log_every=0"),
+        ("trainer.clip_grad", -0.1, "trainer.clip_grad=-0.1"),
+        ("trainer.checkpoint_minutes", float("inf"), "trainer.checkpoint_minutes=inf"),
+        ("trainer.compile", "yes", "trainer.compile=yes"),
+        ("trainer.channels_last", 1, "trainer.channels_last=1"),
+        ("trainer.deterministic", None, "trainer.deterministic=null"),
+        ("experts.num", 0, "experts.num=0"),
+        ("experts.num", 2.5, "experts.num=2.5"),
+        ("experts.resample", "sometimes", "experts.resample=sometimes"),
+        ("optim.lr", -0.1, "optim.lr=-0.1"),
+        ("optim.lr", float("nan"), "optim.lr=nan"),
+        ("optim.lr", 1e31, "optim.lr=1e+31"),
+        ("optim.lr", "fast", "optim.lr=fast"),
+        ("optim.weight_decay", -1, "optim.weight_decay=-1"),
+        ("optim.warmup_epochs", -1, "optim.warmup_epochs=-1"),
+        ("optim.schedule", "spiral", "optim.schedule=spiral"),
+        ("evaluation.holdout", 0.95, "evaluation.holdout=0.95"),
+        ("evaluation.bins", 0, "evaluation.bins=0"),
+    ],
+)
+def test_invalid_settings_are_rejected_by_key_and_value(composed, key, wrong, named):
+    with pytest.raises(UserError, match=rf"^{re.escape(named)} must [^\n]*\.$"):
+        check(overridden(composed(), key, wrong))
 
 
 @pytest.mark.parametrize(
-    ("key", "wrong", "sentence"),
-    [
-        ("seed", -1, WHOLE),
-        ("seed", 1.5, WHOLE),
-        ("seed", 2**63, WHOLE),
-        ("seed", None, WHOLE),
-        ("seed", True, WHOLE),
-        ("trainer.epochs", 0, WHOLE),
-        ("trainer.epochs", "many", WHOLE),
-        ("trainer.batch_size", 0, WHOLE),
-        ("trainer.eval_every", -1, WHOLE),
-        ("trainer.log_every", 0, WHOLE),
-        ("trainer.clip_grad", -0.1, NUMBER),
-        ("trainer.compile", "yes", SWITCH),
-        ("trainer.channels_last", 1, SWITCH),
-        ("trainer.deterministic", None, SWITCH),
-        ("experts.num", 0, WHOLE),
-        ("experts.num", 2.5, WHOLE),
-        ("optim.lr", -0.1, NUMBER),
-        ("optim.lr", float("nan"), NUMBER),
-        ("optim.lr", float("inf"), NUMBER),
-        ("optim.lr", "fast", NUMBER),
-        ("optim.weight_decay", -1, NUMBER),
-        ("optim.warmup_epochs", -1, NUMBER),
-    ],
+    "key", ["seed", "trainer", "trainer.epochs", "trainer.checkpoint_minutes", "optim.lr", "experts.resample"]
 )
-def test_values_out_of_range_are_refused_by_name(composed, key, wrong, sentence):
-    with pytest.raises(UserError, match=f"^{re.escape(key)}=.* must be .*{sentence}"):
-        check(overridden(composed(), key, wrong))
+def test_a_required_key_that_was_removed_is_named(composed, key):
+    with pytest.raises(UserError, match=rf"^{re.escape(key)} is required"):
+        check(composed(f"~{key}"))
+
+
+@pytest.mark.parametrize("key", ["resume", "trainer.epochs"])
+def test_a_value_that_cannot_be_resolved_is_named(composed, key):
+    with pytest.raises(UserError, match=rf"^{re.escape(key)} .*NOWHERE"):
+        check(composed(f"{key}=${{oc.env:NOWHERE}}"))
+
+
+def test_every_key_of_the_framework_is_validated(composed):
+    cfg = composed()
+    assert set(Trainer.model_fields) == set(cfg.trainer)
+    assert set(Settings.model_fields) >= {key for key, value in cfg.items() if not OmegaConf.is_dict(value)}
 
 
 @pytest.mark.parametrize(
@@ -351,7 +531,9 @@ def test_values_out_of_range_are_refused_by_name(composed, key, wrong, sentence)
         ("trainer.clip_grad", None),
         ("trainer.clip_grad", 1),
         ("optim.lr", 1),
+        ("optim.weight_decay", None),
         ("optim.warmup_epochs", 0.5),
+        ("experts.num", None),
     ],
 )
 def test_values_at_the_edge_are_accepted(composed, key, value):

@@ -101,17 +101,10 @@ def test_four_windows_over_fifty_classes_and_one():
     [
         (lambda: overlapped_domains(range(50), 46, 5), "at most 45 experts"),
         (lambda: overlapped_domains(range(10), 2, 10), "at most 1 experts"),
-        (lambda: overlapped_domains(range(10), 0, 2), "at least 1"),
-        (lambda: overlapped_domains(range(10), 2, -1), "at least 0"),
         (lambda: disjoint_domains(range(50), 30, 2), "need 60 classes, but the group has 50; at most 25"),
-        (lambda: disjoint_domains(range(50), 0, 2), "at least 1"),
-        (lambda: disjoint_domains(range(50), 2, 0), "at least 1"),
-        (lambda: accuracy_matrix([[0]], [0], 3, 1.2, 0.5), "between 0 and 1"),
-        (lambda: accuracy_matrix([[0]], [0], 3, 0.9, -0.1), "between 0 and 1"),
-        (lambda: accuracy_matrix([[0]], [0], 3, [0.1, 0.2, 0.3], 0.5), "pair"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_would_work(make, sentence):
+def test_more_experts_than_the_group_has_room_for_are_rejected(make, sentence):
     with pytest.raises(UserError, match=sentence):
         make()
 

@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 from timm.data import ImageNetInfo
 
 import l2d.data.imagenet as module
-from l2d.data import imagenet_dogs
+from l2d.config import build
 from l2d.data.imagenet import DOGS
 from l2d.errors import UserError
 
@@ -41,7 +42,8 @@ def load(root, **changed):
         "name": "imagenet_dogs", "root": str(root), "subset": None, "size": 32, "resize": 36,
         "augment": "random_resized_crop_flip", "cache": str(root.parent / "cache"), "workers": 0, "on_error": "error",
     }  # fmt: skip
-    return imagenet_dogs(**{**settings, **changed})
+    cfg = OmegaConf.create({"dataset": {"_target_": "l2d.data.imagenet_dogs", **settings, **changed}})
+    return build(cfg, "dataset")
 
 
 def test_the_dogs_are_classes_151_to_268_without_251_and_273_to_275_of_the_thousand():

@@ -14,7 +14,7 @@ def list_folder(
     root: str,
     manifest: str | None,
     classes: list[str] | None,
-    groups: dict[str, list[str]] | None,
+    groups: dict[str, list[str | int]] | None,
     annotators: list[str] | None,
 ) -> Manifest:
     """<root>/{train,test}/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.

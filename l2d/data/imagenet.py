@@ -9,14 +9,16 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from rich.console import Console
 from rich.progress import track
 
 from l2d.atomic import atomic_write
 from l2d.data.dataset import Dataset, Split, listed_by
-from l2d.data.manifest import SUFFIXES, cache_folder, existing_root
+from l2d.data.manifest import SUFFIXES, AtLeast1, cache_folder, existing_root
 from l2d.errors import UserError
 
 # The 120 dog classes, in order: 151..268 without 251 and 273..275 of the thousand.
@@ -70,11 +72,11 @@ def imagenet_dogs(
     name: str,
     root: str,
     subset: Literal["dogs"] | None,
-    size: int,
-    resize: int,
+    size: AtLeast1,
+    resize: AtLeast1,
     augment: str,
     cache: str | None,
-    workers: int | None,
+    workers: Annotated[int, Ge(0)] | None,
     on_error: Literal["error", "skip"],
 ) -> Dataset:
     """The task over the classes found (all thousand, or `subset: dogs`), class = rank of the wnid; group: `dog`."""
@@ -84,8 +86,6 @@ def imagenet_dogs(
     from l2d.data.images import image_preprocessing
 
     preprocessing = image_preprocessing(size, resize, augment)
-    if workers is not None and workers < 0:
-        raise UserError(f"dataset.workers={workers} must be a whole number, or null for as many as there are cores.")
     listed = list_imagenet(root, subset, cache)
     splits = {}
     for role, split in (("train", "train"), ("test", "val")):

@@ -16,12 +16,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dataset:
     """The dataset of a checked manifest; images that `on_error: skip` leaves out take their labels and answers along."""
     preprocessing = image_preprocessing(settings["size"], settings["resize"], settings["augment"])
-    workers = settings["workers"]
-    if workers is not None and workers < 1:
-        raise UserError(f"dataset.workers={workers} must be a whole number of at least 1, or null for all cores.")
     check_files(manifest.root, manifest.splits)
     files = {
-        split: ImageFiles(manifest.root, listed.paths, preprocessing, workers, settings["on_error"])
+        split: ImageFiles(manifest.root, listed.paths, preprocessing, settings["workers"], settings["on_error"])
         for split, listed in manifest.splits.items()
     }
     made: dict[str, Split] = {}
@@ -38,8 +35,6 @@ def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dat
 def image_preprocessing(size: int, resize: int, augment: str) -> Preprocessing:
     """RGB images of size x size, normalised with ImageNet's statistics."""
     augmentation(augment)  # refuses an unknown name before anything is decoded
-    if not 1 <= size <= resize:
-        raise UserError(
-            f"dataset.size={size} and dataset.resize={resize} must be whole numbers with 1 <= size <= resize."
-        )
+    if size > resize:
+        raise UserError(f"dataset.size={size} must be at most dataset.resize={resize}.")
     return Preprocessing((3, size, size), MEAN, STD, resize, augment)

@@ -7,22 +7,25 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+from annotated_types import Ge
 
 from l2d.errors import UserError, notify
 
+AtLeast1 = Annotated[int, Ge(1)]
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
 class ImageSettings(TypedDict):
     """How image files are decoded and kept: settings that all datasets of image files share."""
 
-    size: int  # what the model sees
-    resize: int  # what is kept: the shorter side resized to it, the centre of the longer
+    size: AtLeast1  # what the model sees
+    resize: AtLeast1  # what is kept: the shorter side resized to it, the centre of the longer
     augment: str
     feed: Literal["auto", "resident", "stream"]
     cache: str | None
-    workers: int | None
+    workers: AtLeast1 | None
     on_error: Literal["error", "skip"]
 
 

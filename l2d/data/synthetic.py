@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from l2d.data.dataset import Dataset, Generated, Split, listed_by
 from l2d.errors import UserError
@@ -14,13 +16,13 @@ if TYPE_CHECKING:
 @listed_by(Generated)
 def synthetic(
     name: str,
-    num_classes: int,
-    group_size: int,
-    grid: int,
-    pixel: int,
-    separation: float,
-    num_train: int,
-    num_test: int,
+    num_classes: Annotated[int, Ge(2)],
+    group_size: Annotated[int, Ge(0)],
+    grid: Annotated[int, Ge(1)],
+    pixel: Annotated[int, Ge(1)],
+    separation: Annotated[float, Ge(0)],
+    num_train: Annotated[int, Ge(1)],
+    num_test: Annotated[int, Ge(1)],
     seed: int,
 ) -> Dataset:
     """Class k is a prototype mu_k ~ N(0, separation^2) plus N(0, 1) noise, on a grid of 3 x grid x grid numbers.
@@ -34,17 +36,6 @@ def synthetic(
     from l2d.data.resident import Images
     from l2d.place.memory import available_memory
 
-    for key, value, least in (
-        ("num_classes", num_classes, 2),
-        ("group_size", group_size, 0),
-        ("grid", grid, 1),
-        ("pixel", pixel, 1),
-        ("separation", separation, 0),
-        ("num_train", num_train, 1),
-        ("num_test", num_test, 1),
-    ):
-        if value < least:
-            raise UserError(f"dataset.{key}={value} must be at least {least}.")
     if group_size > num_classes:
         raise UserError(f"dataset.group_size={group_size} must be at most dataset.num_classes={num_classes}.")
     values = (num_train + num_test) * 3 * grid**2 * (1 + pixel**2) + num_classes * (3 * grid**2 + 2 * num_test + 20)

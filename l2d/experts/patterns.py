@@ -5,22 +5,25 @@ rest of its group, and at random (1/K) everywhere else.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
 
 from l2d.errors import UserError
 
 Groups = dict[str, list[int]]
+Accuracy = Annotated[float, Interval(ge=0, le=1)]
 
 
 def disjoint(
-    num: int,
+    num: Annotated[int, Ge(1)],
     num_classes: int,
     groups: Groups,
     group: str,
-    classes_per_expert: int,
-    in_domain: float | Sequence[float],
-    in_group: float,
+    classes_per_expert: Annotated[int, Ge(1)],
+    in_domain: Accuracy | tuple[Accuracy, Accuracy],
+    in_group: Accuracy,
 ) -> np.ndarray:
     """Expert j owns its own `classes_per_expert` classes of the group. `in_domain: [first, last]` varies linearly."""
     members = _members(groups, group)
@@ -29,13 +32,13 @@ def disjoint(
 
 
 def overlapped(
-    num: int,
+    num: Annotated[int, Ge(1)],
     num_classes: int,
     groups: Groups,
     group: str,
-    overlap: int,
-    in_domain: float | Sequence[float],
-    in_group: float,
+    overlap: Annotated[int, Ge(0)],
+    in_domain: Accuracy | tuple[Accuracy, Accuracy],
+    in_group: Accuracy,
 ) -> np.ndarray:
     """The experts' windows cover the whole group; neighbours share exactly `overlap` classes."""
     members = _members(groups, group)
@@ -44,8 +47,6 @@ def overlapped(
 
 def disjoint_domains(group: Sequence[int], num: int, size: int) -> list[list[int]]:
     """Expert j gets classes [j * size, (j + 1) * size) of the ordered group."""
-    if num < 1 or size < 1:
-        raise UserError(f"{num} experts with {size} classes each: both numbers must be at least 1.")
     if num * size > len(group):
         raise UserError(
             f"{num} experts x {size} classes need {num * size} classes, but the group has {len(group)}; "
@@ -56,10 +57,6 @@ def disjoint_domains(group: Sequence[int], num: int, size: int) -> list[list[int
 
 def overlapped_domains(group: Sequence[int], num: int, overlap: int) -> list[list[int]]:
     """A chain of windows over the ordered group: lengths differ by at most one, the longer ones first."""
-    if num < 1 or overlap < 0:
-        raise UserError(
-            f"{num} experts overlapping by {overlap} classes: experts.num must be at least 1, experts.overlap at least 0."
-        )
     if num == 1:
         return [list(group)]
     most = len(group) - overlap
@@ -81,16 +78,11 @@ def accuracy_matrix(
     domains: Sequence[Sequence[int]],
     group: Sequence[int],
     num_classes: int,
-    in_domain: float | Sequence[float],
-    in_group: float,
+    in_domain: Accuracy | tuple[Accuracy, Accuracy],
+    in_group: Accuracy,
 ) -> np.ndarray:
     """A [J, K]; `in_domain` is one accuracy for all, or [first expert's, last expert's] with the others between."""
-    ends = np.atleast_1d(np.asarray(in_domain, dtype=float))
-    if ends.ndim != 1 or len(ends) not in (1, 2) or not all(0 <= p <= 1 for p in [*ends, in_group]):
-        raise UserError(
-            f"experts.in_domain={in_domain} and experts.in_group={in_group} must be accuracies between 0 and 1 "
-            "(experts.in_domain may also be a pair [first, last])."
-        )
+    ends = np.atleast_1d(np.asarray(in_domain, dtype=float))  # [1] or [2]
     matrix = np.full((len(domains), num_classes), 1 / num_classes)  # [J, K]
     matrix[:, list(group)] = in_group
     for row, domain, accuracy in zip(matrix, domains, np.linspace(ends[0], ends[-1], len(domains)), strict=True):

@@ -2,7 +2,9 @@
 
 from itertools import pairwise
 from math import prod
+from typing import Annotated
 
+from annotated_types import Ge
 from torch import nn
 
 from l2d.errors import UserError
@@ -12,9 +14,13 @@ from l2d.place.memory import available_memory
 class MLP(nn.Sequential):
     """Flatten, `layers` x (Linear, ReLU), Linear to K+J scores."""
 
-    def __init__(self, num_outputs: int, image_shape: tuple[int, ...], hidden: int, layers: int):
-        if hidden < 1 or layers < 0:
-            raise UserError(f"backbone.hidden={hidden} must be at least 1, and backbone.layers={layers} at least 0.")
+    def __init__(
+        self,
+        num_outputs: int,
+        image_shape: tuple[int, ...],
+        hidden: Annotated[int, Ge(1)],
+        layers: Annotated[int, Ge(0)],
+    ):
         weights = hidden * (prod(image_shape) + max(layers - 1, 0) * hidden + num_outputs)
         needed = 3 * 4 * weights + 4096 * layers  # weights, gradients and momentum; a layer's own objects
         if needed > available_memory():

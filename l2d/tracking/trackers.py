@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from omegaconf import OmegaConf
 
@@ -19,6 +19,8 @@ from l2d.tracking.run_folder import HEADLINE, environment, sweep_manifest
 START_SECONDS = 5  # how long the start of a run waits for W&B before the run is kept offline
 FINISH_SECONDS = 10  # how long the end of a run waits for the last upload; the rest stays on disk
 WEIGHTS_SECONDS = 600  # the same, if weights are uploaded
+
+Mode = Literal["online", "offline", "disabled"]
 
 
 class Tracker(Protocol):
@@ -58,9 +60,7 @@ class WandbTracker:
     W&B never stops a training: if it cannot be reached the run is kept on disk, and a later failure is reported once.
     """
 
-    def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
-        if mode not in ("online", "offline", "disabled"):
-            raise UserError(f"logger.mode={mode} must be online, offline or disabled.")
+    def __init__(self, project: str, entity: str | None, mode: Mode, weights: bool):
         self.project, self.entity, self.mode, self.weights = project, entity, mode, weights
         self.run: Any = None
         self.wandb: Any = None
@@ -219,7 +219,7 @@ class TensorBoardTracker:
 class MultiTracker:
     """W&B and TensorBoard at once."""
 
-    def __init__(self, project: str, entity: str | None, mode: str, weights: bool):
+    def __init__(self, project: str, entity: str | None, mode: Mode, weights: bool):
         self.trackers: list[Tracker] = [TensorBoardTracker(), WandbTracker(project, entity, mode, weights)]
 
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
