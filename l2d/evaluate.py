@@ -1,29 +1,48 @@
-"""l2d-evaluate: the metrics of trained weights, on the run's own test set or on another that fits them."""
+"""l2d evaluate: the metrics of a trained system, from its kept outcome, or on another test set that fits it."""
 
 import argparse
 import json
 import time
-import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from l2d.atomic import atomic_write
-from l2d.config import check, choices, config_dir, fingerprint, identity, register_resolvers
-from l2d.errors import UserError, errors_as_sentences
+from l2d.compose import add_config_dir, compose
+from l2d.conf_files import Folders, group_files
+from l2d.config import check
+from l2d.errors import UserError, errors_as_sentences, notify
+from l2d.identity import choices, data_digest, register_resolvers
 from l2d.tracking.run_folder import environment, read_result
 
+if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in the command should not wait for it
+    from l2d.evaluation.evaluator import Evaluated
+    from l2d.systems.weights import Weights
+    from l2d.task import Task
+
 DESCRIPTION = """\
-Evaluate trained weights again and write the metrics to evaluation.json beside them (or to out=FILE).
+Evaluate a trained system again and write the metrics to evaluation.json in its folder (or to out=FILE).
 
-  l2d-evaluate ckpt=outputs/synthetic/RUN
-  l2d-evaluate ckpt=RUN/model.pt dataset=folder dataset.root=images experts=specialist experts.num=8
+  l2d evaluate outputs/synthetic/RUN
+  l2d evaluate RUN evaluation=full
+  l2d evaluate RUN dataset=folder dataset.root=images experts=specialist
 
-The setting is the config.yaml beside the weights. dataset=..., experts=... and evaluation=full replace that choice by
-another; any key of the setting can be given another value. Without such changes the metrics are those that training wrote."""
-WEIGHTS = ("model.pt", "checkpoint.pt", "checkpoint.previous.pt")
+The setting is the config.yaml of the run. evaluation=... and rule=... are answered from what the run kept, without its model
+and its data. dataset=..., experts=... and any other key=value read both again: the test set of that setting is predicted, its
+classes and experts matched by name."""
+WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
+FROM_OUTCOME = {"evaluation", "rule"}  # groups that can change without predicting again
+
+
+class Run(NamedTuple):
+    """A trained system on disk."""
+
+    folder: Path
+    weights: Path | None  # None: the folder as a whole, whose kept outcome may be used
+    config: dict[str, Any]
+    result: dict[str, Any]  # result.json; empty where there is none
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,34 +50,37 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "l2d evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="ckpt=RUN_FOLDER or ckpt=FILE, and changes")
-    settings = parser.parse_args(arguments).settings
-    if "=" not in settings[0] or Path(settings[0]).exists():
-        settings[0] = f"ckpt={settings[0]}"
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, or the weights in it")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes, and out=FILE")
+    add_config_dir(parser)
+    options = parser.parse_intermixed_args(arguments)
     with errors_as_sentences():
         register_resolvers()
-        own = dict(text.split("=", 1) for text in settings if text.startswith(("ckpt=", "out=")))
-        path = weights_file(own.get("ckpt", ""))
-        out = Path(own.get("out") or path.with_name("evaluation.json"))
-        changes = [text for text in settings if not text.startswith(("ckpt=", "out="))]
-        evaluate_weights(path, saved_config(path), changes, out)
+        words = [options.run, *options.settings]
+        own = dict(word.split("=", 1) for word in words if word.startswith(("ckpt=", "out=")))
+        if not options.run.startswith("ckpt="):
+            own.setdefault("ckpt", options.run)
+        changes = [word for word in options.settings if not word.startswith(("ckpt=", "out="))]
+        run = find_run(own["ckpt"])
+        evaluate_run(run, changes, options.config_dir, Path(own.get("out") or run.folder / "evaluation.json"))
 
 
-def weights_file(ckpt: str) -> Path:
-    """The file itself, or the best that a run's folder has: the final weights, else a checkpoint."""
-    path = Path(ckpt)
-    candidates = [path / name for name in WEIGHTS] if path.is_dir() else [path]
-    found = next((file for file in candidates if ckpt and file.is_file()), None)
-    if found is None:
+def find_run(path: str) -> Run:
+    """The run in a folder, or the one whose weights these are."""
+    given = Path(path)
+    weights = None if given.is_dir() else given
+    folder = given if weights is None else given.parent
+    if not any((folder / name).is_file() for name in WEIGHTS) or (weights and not weights.is_file()):
         raise UserError(
-            f"ckpt={ckpt} has no weights; give a run's folder, or the model.pt or checkpoint.pt in one, with its config.yaml beside it."
+            f"{path} has no weights; give the folder of a run, or its model.safetensors or checkpoint.pt, with its "
+            "config.yaml beside it."
         )
-    return found
+    return Run(folder, weights, saved_config(folder), read_result(folder) or {})
 
 
-def saved_config(path: Path) -> dict[str, Any]:
-    """The config.yaml beside the weights, as plain values."""
-    file = path.with_name("config.yaml")
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The config.yaml of a run as plain values, those of version 0.1 with today's keys."""
+    file = folder / "config.yaml"
     try:
         saved = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except FileNotFoundError as error:
@@ -68,88 +90,60 @@ def saved_config(path: Path) -> dict[str, Any]:
     groups = {"dataset", "experts", "backbone", "loss", "trainer"}
     if not isinstance(saved, dict) or not all(isinstance(saved.get(group), dict) for group in groups):
         raise UserError(f"{file} is not a run's: it must have {', '.join(sorted(groups))}.")
+    evaluation = saved.get("evaluation")
+    if isinstance(evaluation, dict) and "holdout" in evaluation:
+        saved["held_out"] = evaluation.pop("holdout")
+        evaluation["metrics"] = []
     return {str(key): value for key, value in saved.items()}
 
 
-def changed(saved: dict[str, Any], changes: list[str]) -> DictConfig:
-    """The saved setting with `changes`: a group's name takes that choice as l2d-train composes it, any other key a value."""
-    from hydra import compose, initialize_config_dir
+def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictConfig, set[str]]:
+    """The saved setting with `changes`, and the groups they touch. A group's name takes that choice as `l2d train`
+    composes it, any other key a value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create().parse_overrides(changes)
     for change in parsed:
         if change.is_add() or change.is_delete() or change.is_sweep_override():
             raise UserError(f"{change.input_line} is not possible here; give key=value.")
-    groups = [change for change in parsed if Path(config_dir(), change.key_or_group).is_dir()]
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("train", [str(change.input_line) for change in groups])
+    known = group_files(config_dirs)
+    groups = [change for change in parsed if change.key_or_group in known]
+    composed = compose([str(change.input_line) for change in groups], config_dirs)
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
     if "experts" in chosen and "num" in chosen["experts"]:
-        chosen["experts"].num = saved["experts"].get("num")  # the weights have so many columns
+        chosen["experts"].num = run.config["experts"].get("num")  # the weights have so many columns
     defaults = {str(key): value for key, value in composed.items()}  # for what the run did not know yet
-    cfg = DictConfig(defaults | saved | chosen)
+    cfg = DictConfig(defaults | run.config | chosen)
     if "pretrained" in cfg.backbone:
         cfg.backbone.pretrained = False  # nothing to download: the weights come from the file
     OmegaConf.set_struct(cfg, True)
     for change in parsed:
         if change not in groups:
             OmegaConf.update(cfg, change.key_or_group, change.value())
-    trained, asked = identity(DictConfig(saved)), identity(cfg)
-    same = all(trained.get(key) == asked[key] for key in ("dataset", "seed"))
-    # Held out is only what the weights are known not to have been trained on.
-    cfg.evaluation.holdout = (saved.get("evaluation") or {}).get("holdout", 0) if same else 0
+    cfg.init, cfg.freeze = None, []
     check(cfg)
-    return cfg
+    return cfg, {change.key_or_group.partition(".")[0] for change in parsed}
 
 
-def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out: Path) -> dict[str, Any]:
-    """Predict the test set of the changed setting with the weights in `path`; print and write the metrics."""
+def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) -> dict[str, Any]:
+    """Evaluate a run with some settings changed; print the metrics and write them to `out`."""
     started = time.perf_counter()
-    cfg = changed(saved, changes)
+    cfg, touched = changed(run, changes, config_dirs)
 
-    from l2d import train
-    from l2d.config import build
-    from l2d.evaluation import evaluate
+    from l2d.evaluation.evaluator import own_metrics
     from l2d.tracking.progress import ProgressReporter
-    from l2d.training.device import Device, seed_everything
-    from l2d.training.ranks import Ranks
 
-    ranks = Ranks()
-    if ranks.count > 1:
-        raise UserError("l2d-evaluate works in one process; start it without torchrun.")
-    weights = read_weights(path, fingerprint(DictConfig(saved)))
-    seed_everything(cfg.seed, cfg.trainer.deterministic)
-    device = Device.choose(cfg.trainer.device, cfg.trainer.precision)
-    dataset = train.load_dataset(cfg)
-    panel = train.load_panel(cfg, dataset)
-    model = build(cfg, "backbone", num_outputs=dataset.num_classes + panel.num, image_shape=dataset.image_shape)
-    here = f"{dataset.num_classes} classes and {panel.num} experts"
-    trained = trained_experts(path.parent, saved)
-    if trained not in (None, panel.num):  # as many outputs in all may still mean other things
-        raise UserError(f"{path} was trained for {trained} experts, and this setting has {here}.")
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        difference = str(error).splitlines()[1:2] or [str(error)]
-        raise UserError(
-            f"{path} does not fit backbone={cfg.backbone.name} with {here}: {difference[0].strip()}"
-        ) from error
-
-    layout = train.memory_format(cfg, model)
-    model = model.to(device.device, memory_format=layout)
-    if cfg.trainer.compile:
-        model.compile()
-    test_batches = train.batches(cfg, dataset, panel, "test", device, layout, ranks)
-    loss_fn = build(cfg, "loss", num_classes=dataset.num_classes)
-    outcome = train.scored(model, test_batches, device, ranks)
+    evaluated = from_outcome(cfg, run) if run.weights is None and touched <= FROM_OUTCOME else None
+    source = "outcome"
+    if evaluated is None:
+        evaluated, source = from_weights(cfg, run, touched), "weights"
     result = {
-        "metrics": evaluate(*outcome, dataset.num_classes),
-        **train.beyond_metrics(cfg, model, loss_fn, dataset, panel, outcome, device, layout, ranks),
-        "weights": str(path),
+        **evaluated.result,
+        "source": source,
+        "run": str(run.folder),
         "changes": changes,
-        "choices": choices(cfg),
-        "device": str(device.device),
-        "precision": device.precision,
+        "choices": {**choices(cfg), "num_experts": evaluated.outcomes["test"].answers.shape[1]},
+        "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
         "seconds": time.perf_counter() - started,
         **environment(),
     }
@@ -158,34 +152,120 @@ def evaluate_weights(path: Path, saved: dict[str, Any], changes: list[str], out:
     return result
 
 
-def trained_experts(folder: Path, saved: dict[str, Any]) -> int | None:
-    """How many experts the weights were trained for, if the run's record or its setting tells."""
-    experts = (read_result(folder) or {}).get("experts")
-    return len(experts) if isinstance(experts, list) else choices(DictConfig(saved))["num_experts"]
+def from_outcome(cfg: DictConfig, run: Run) -> "Evaluated | None":
+    """Everything from the outcome that the run kept; None where it kept none."""
+    from l2d.evaluation.evaluator import evaluate
+    from l2d.evaluation.kept import read_kept
+    from l2d.systems import Sizes, make_system
+    from l2d.systems.weights import read_weights
+    from l2d.task import load_task
+
+    kept = read_kept(run.folder) if run.result.get("status") == "finished" else None
+    if kept is None:
+        return None
+    data = run.result["data"]
+    num_classes, num_experts = len(run.result["class_names"]), len(run.result["experts"])
+    system = make_system(cfg, Sizes(num_classes, num_experts, (), data["complete"]), with_backbone=False)
+    if system.state_dict():  # a loss with parameters of its own
+        system.load_state_dict(read_weights(run.folder / WEIGHTS[0]).tensors, strict=False)
+    truth = None
+    if data["truth"]:
+        refuse_other_data(cfg, run)
+        truth = load_task(cfg).truth
+    return evaluate(cfg, system, {name: split.predicted for name, split in kept.items()}, truth)
 
 
-def read_weights(path: Path, setting: str) -> dict[str, Any]:
-    """The model's tensors from model.pt or from a checkpoint of this setting. Nothing in the file is run."""
-    import torch
+def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
+    """Everything from the weights: the test set of the setting is predicted."""
+    from l2d.data import Loader
+    from l2d.evaluation.evaluator import evaluate
+    from l2d.place import Place, Ranks
+    from l2d.systems import load_system
+    from l2d.task import load_task
+    from l2d.training.loop import predict
 
-    from l2d.training.checkpoint import load_checkpoint
-
-    with open(path, "rb") as file:
-        is_archive = file.read(2) == b"PK"  # as torch.save writes it; a checkpoint begins with its checksum
-    if not is_archive:
-        return load_checkpoint(path, setting)["model"]
+    ranks = Ranks()
+    if ranks.count > 1:
+        raise UserError("l2d evaluate works in one process; start it without torchrun.")
+    path = run.weights or next(run.folder / name for name in WEIGHTS if (run.folder / name).is_file())
+    weights = trained_weights(path, run)
+    same_data = not touched & {"dataset", "seed"}
+    if same_data:
+        refuse_other_data(cfg, run)
+    else:
+        cfg.held_out = 0  # held out is only what the weights are known not to have been trained on
+    place = Place.open(cfg.trainer, cfg.seed, ranks)
+    task = matched(load_task(cfg), weights, path)
+    system = load_system(cfg, task)
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not look at its checksums
-            if archive.testzip():
-                raise zipfile.BadZipFile
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+        system.load_state_dict(weights.tensors)
+    except RuntimeError as error:
+        difference = str(error).splitlines()[1:2] or [str(error)]
+        here = f"{task.num_classes} classes and {task.num_experts} experts"
         raise UserError(
-            f"{path} is damaged, or holds more than tensors and is refused (nothing in it was run)."
+            f"{path} does not fit backbone={cfg.backbone.name} with {here}: {difference[0].strip()}"
         ) from error
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise UserError(f"{path} is no model.pt: it must hold the tensors of a model by name.")
-    return weights
+    place = place.take(system, cfg.trainer)
+    loaders = {
+        name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
+        for name, split in task.splits().items()
+        if name != "train"
+    }
+    return evaluate(cfg, system, {name: predict(system, loader) for name, loader in loaders.items()}, task.truth)
+
+
+def trained_weights(path: Path, run: Run) -> "Weights":
+    """The tensors in a run's weights or checkpoint, and the names of the classes and experts they were trained for."""
+    from l2d.systems.weights import Weights, read_weights
+    from l2d.training.checkpoint import read_checkpoint
+
+    if path.name.startswith("checkpoint"):
+        state = read_checkpoint(path)
+        if run.result.get("fingerprint") not in (None, state["fingerprint"]):
+            raise UserError(f"{path} belongs to another setting than the config.yaml beside it.")
+        weights = Weights(state["system"], {})
+    else:
+        weights = read_weights(path)
+    experts = [expert["name"] for expert in run.result.get("experts") or []]
+    recorded = {"class_names": run.result.get("class_names"), "expert_names": experts or None}
+    return weights._replace(facts={name: value for name, value in recorded.items() if value} | weights.facts)
+
+
+def matched(task: "Task", weights: "Weights", path: Path) -> "Task":
+    """The task with its classes and experts in the order that the weights were trained for, matched by name."""
+    classes, experts = weights.facts.get("class_names"), weights.facts.get("expert_names")
+    if classes is None:
+        notify(f"{path} does not name its classes, so they are taken in the order of this dataset.")
+        classes = task.class_names
+    experts = experts or task.expert_names
+    unknown = [name for name in task.class_names if name not in classes]
+    if unknown or len(classes) != len(task.class_names):
+        raise UserError(
+            f"{path} was trained for {len(classes)} classes ({_some(classes)}), and this dataset has {len(task.class_names)}"
+            f" ({_some(unknown or task.class_names)} {'unknown to it' if unknown else ''}".rstrip()
+            + "); they must be the same."
+        )
+    absent = [name for name in experts if name not in task.expert_names]
+    if absent or len(experts) != task.num_experts:
+        raise UserError(
+            f"{path} was trained for {len(experts)} experts ({_some(experts)}), and this setting has {task.num_experts} "
+            f"({_some(task.expert_names)}); they must be the same, in any order."
+        )
+    return task.reordered(classes, experts)
+
+
+def refuse_other_data(cfg: DictConfig, run: Run) -> None:
+    """The data of an unchanged setting must be those that the run was trained on."""
+    recorded = (run.result.get("data") or {}).get("digest")
+    if recorded is not None and recorded != data_digest(cfg):
+        raise UserError(
+            f"The data of {run.folder} are no longer those that it was trained on; to evaluate it on what is there now, "
+            "say so with dataset.root=..."
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 if __name__ == "__main__":

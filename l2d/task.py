@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from l2d.config import build
-from l2d.data import Dataset, Preprocessing, Split
+from l2d.data import MISSING, Dataset, Preprocessing, Split
 from l2d.errors import notify
 from l2d.experts import ExpertPanel, make_panel
 
@@ -63,6 +63,22 @@ class Task:
     @property
     def preprocessing(self) -> Preprocessing:
         return self.dataset.preprocessing
+
+    def reordered(self, class_names: list[str], expert_names: list[str]) -> "Task":
+        """The same task with its classes and experts numbered as in these lists, which hold the same names."""
+        if (class_names, expert_names) == (self.class_names, self.expert_names):
+            return self
+        number = torch.tensor([class_names.index(name) for name in self.class_names] + [MISSING])  # [K+1]; -1 stays -1
+        columns = torch.tensor([self.expert_names.index(name) for name in expert_names])  # [J]
+
+        def renumbered(split: Split) -> Split:
+            answers = number[split.answers.long()[:, columns]].to(split.answers.dtype)
+            return Split(split.inputs, number[split.labels], answers)
+
+        dataset = replace(self.dataset, class_names=class_names, posterior=None)  # the truth keeps the old numbers
+        panel = replace(self.panel, names=expert_names)
+        held_out = None if self.held_out is None else renumbered(self.held_out)
+        return Task(dataset, panel, renumbered(self.train), renumbered(self.test), held_out)
 
     @cached_property
     def complete(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from l2d.losses import ce, ova, picce, vanilla
-from l2d.losses.base import ESTIMATORS
+from l2d.losses.base import BELIEFS
 
 
 def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +94,7 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
 
 def estimates(scores: Tensor, num_classes: int, base: Callable) -> Tensor:
     """[eta_1..eta_K, Acc_1..Acc_J] as the scores [..., K+J] imply them; PiCCE vouches for its highest expert alone."""
-    return ESTIMATORS[base](scores, num_classes)
+    return BELIEFS[base](scores, num_classes)
 
 
 def independent_experts(eta: Tensor, matrix: Tensor) -> Tensor:

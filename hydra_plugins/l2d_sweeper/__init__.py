@@ -23,5 +23,6 @@ class CellSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         from l2d.sweep import sweep  # here, because Hydra loads all plugins at its start
 
+        assert self.hydra_context is not None and self.config is not None  # set up before
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         return sweep(self.launcher, self.hydra_context, self.config, words)

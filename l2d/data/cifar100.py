@@ -76,7 +76,7 @@ def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
     ):
         groups[coarse[superclass]].append(label)
     groups["animal"] = [label for superclass in BIOLOGICAL for label in groups.get(superclass, [])]
-    return Dataset(name, list(fine), **splits, groups=groups)
+    return Dataset(name, list(fine), splits["train"], splits["test"], groups)
 
 
 def _download(root: str) -> None:

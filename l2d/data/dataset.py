@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     inputs: Tensor  # [B, ...] float32
     labels: Tensor  # [B]
     answers: Tensor  # [B, J]; MISSING where nobody answered
-    index: Tensor  # [B] which samples of the split these are
+    samples: Tensor  # [B] which ones of the split these are
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Split:
         if not hasattr(self.inputs, "feed"):
             from l2d.data.resident import Images
 
-            self.inputs = Images(self.inputs)
+            self.inputs = Images(cast("Tensor", self.inputs))
         if self.answers is None:
             self.answers = self.labels.new_zeros((len(self.labels), 0))
 

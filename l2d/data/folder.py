@@ -64,7 +64,7 @@ def folder(
     root: str,
     manifest: str | None,
     classes: list[str] | None,
-    groups: dict[str, list[str]] | None,
+    groups: dict[str, list[str | int]] | None,
     annotators: list[str] | None,
     **images: Unpack[ImageSettings],
 ) -> Dataset:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-
 from rich.console import Console
 from rich.progress import track
 
@@ -98,7 +97,7 @@ def imagenet_dogs(
         splits[role] = Split(ImageFiles(listed.root, paths, preprocessing, workers, on_error), labels)
     dogs = set(DOGS)
     groups = {"dog": [k for k, wnid in enumerate(listed.wnids) if wnid in dogs]}
-    return Dataset(name, listed.wnids, **splits, groups=groups)
+    return Dataset(name, listed.wnids, splits["train"], splits["test"], groups)
 
 
 def _classes(root: Path, only_dogs: bool) -> list[str]:

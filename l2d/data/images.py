@@ -29,7 +29,7 @@ def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dat
         made[split] = Split(images, torch.tensor(manifest.splits[split].labels)[kept])
         for annotator, answers in manifest.splits[split].answers.items():
             annotators.setdefault(annotator, {})[split] = np.asarray(answers)[kept]  # [N]
-    return Dataset(name, manifest.class_names, **made, groups=manifest.groups, annotators=annotators)
+    return Dataset(name, manifest.class_names, made["train"], made["test"], manifest.groups, annotators)
 
 
 def image_preprocessing(size: int, resize: int, augment: str) -> Preprocessing:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from l2d.data.augment import augmentation, boxes_and_coins, centre_crop, random_resized_crop_flip, resample_bytes
 from l2d.data.dataset import Preprocessing
-from l2d.data.files import Box
+from l2d.data.files import Box, Size
 from l2d.data.seeds import mix
 from l2d.errors import UserError
 from l2d.place import Place
@@ -52,7 +52,8 @@ class ImageFeed:
 
     def __init__(self, preprocessing: Preprocessing, place: Place, seed: int, train: bool):
         self.preprocessing, self.place, self.seed, self.train = preprocessing, place, seed, train
-        self.size = preprocessing.shape[1:]
+        height, width = preprocessing.shape[1:]
+        self.size: Size = (height, width)
         self.augment = augmentation(preprocessing.augment) if train else None
         self.generator = torch.Generator(place.device)
         self.scale: Tensor | None = None

@@ -56,7 +56,7 @@ def chosen_metrics(cfg: DictConfig) -> list[Metric]:
 
 def own_metrics(cfg: DictConfig) -> list[Metric]:
     """The metrics that are not the package's own."""
-    own = []
+    own: list[Metric] = []
     for path in cfg.evaluation.get("metrics") or []:
         module, _, name = str(path).rpartition(".")
         try:

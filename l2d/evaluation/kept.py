@@ -62,11 +62,11 @@ def keep(
             parts |= {"margin": decision.margin.float()}
         else:
             parts["outputs"] = outcome.outputs.half() if kind == "half" else outcome.outputs
-        if outcome.index is not None:
-            parts["index"] = outcome.index
+        if outcome.samples is not None:
+            parts["samples"] = outcome.samples
         names = ids.get(split)
         if names is not None:
-            chosen = names if outcome.index is None else [names[i] for i in outcome.index.tolist()]
+            chosen = names if outcome.samples is None else [names[i] for i in outcome.samples.tolist()]
             parts["ids"] = torch.frombuffer(bytearray(json.dumps(chosen).encode()), dtype=torch.uint8)
         tensors |= {f"{split}.{name}": part for name, part in parts.items()}
     metadata = {"format": FORMAT, "kept": kind}
@@ -88,9 +88,9 @@ def read_kept(folder: Path) -> dict[str, Kept] | None:
     splits: dict[str, Kept] = {}
     for split in sorted({name.partition(".")[0] for name in tensors}):
         part = {name.partition(".")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{split}.")}
-        index = part.get("index", torch.arange(len(part["labels"])))
+        samples = part.get("samples", torch.arange(len(part["labels"])))
         ids = json.loads(part["ids"].numpy().tobytes()) if "ids" in part else None
-        splits[split] = Kept(Predicted(part["outputs"].float(), part["labels"], part["answers"], index), ids)
+        splits[split] = Kept(Predicted(part["outputs"].float(), part["labels"], part["answers"], samples), ids)
     return splits
 
 

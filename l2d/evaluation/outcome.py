@@ -25,7 +25,7 @@ class Outcome:
     beliefs: Tensor  # [N, K+J] class probabilities, then expert accuracies
     decision: Decision
     vouches_for: Literal["all", "top", "none"] = "none"  # the experts whose believed accuracy can be relied on
-    index: Tensor | None = None  # [N] which samples of the split these are; None: all of them
+    samples: Tensor | None = None  # [N] which ones of the split these are; None: all of them
     truth: Truth | None = None
 
     @property
@@ -101,6 +101,6 @@ def observe(
         beliefs=beliefs,
         decision=decision,
         vouches_for=system.vouches_for,
-        index=predicted.index,
+        samples=predicted.samples,
         truth=truth,
     )

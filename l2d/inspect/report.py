@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from l2d.config import build, check
-from l2d.data import Dataset
-from l2d.data.files import ImageFiles, open_image
+from l2d.config import bind, build, check
+from l2d.data import MISSING, Dataset, ImageFiles, Images
+from l2d.data.files import open_image
 from l2d.errors import UserError
-from l2d.experts import ExpertPanel
-from l2d.experts.simulator import MISSING
+from l2d.evaluation.evaluator import EVALUATION_OFFERS, RULE_OFFERS, chosen_metrics
 from l2d.inspect.sheet import draw_sheet, spread
+from l2d.place import Place, Ranks
 from l2d.place.memory import available_memory
-from l2d.train import load_dataset, load_panel
-from l2d.training.device import Device
+from l2d.systems import System, load_system
+from l2d.task import Task, load_dataset, make_task
 from l2d.training.schedule import make_schedule
 
 Answers = dict[str, dict[str, np.ndarray]]  # name -> split -> answers [N]
@@ -42,7 +41,7 @@ def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
     out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = 120
-    device = Device.choose(cfg.trainer.device, cfg.trainer.precision)
+    place = Place.choose(cfg.trainer.device, cfg.trainer.precision, Ranks.alone())
     problems: list[str] = []
     dataset, refusal = _load(cfg)
 
@@ -62,15 +61,15 @@ def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
     if dataset.annotators:
         _accuracies(out, "annotator", dataset.annotators, dataset, published)
 
-    panel = _attempt(problems, lambda: load_panel(cfg, dataset))
+    task = _attempt(problems, lambda: make_task(cfg, dataset))
     experts: Answers = {}
-    if panel:
-        tables = {split: panel.predictions(split, getattr(dataset, split).labels).numpy() for split in SPLITS}
-        experts = {name: {s: t[:, j] for s, t in tables.items()} for j, name in enumerate(panel.names)}
+    if task:
+        tables = {s: task.panel.answers(s, getattr(dataset, s).labels).numpy() for s in SPLITS}  # [N, J] each
+        experts = {name: {s: t[:, j] for s, t in tables.items()} for j, name in enumerate(task.expert_names)}
         _accuracies(out, "expert", experts, dataset, published)
-        model = _attempt(problems, lambda: _rehearse(cfg, dataset, panel))
+        system = _attempt(problems, lambda: _rehearse(cfg, task))
         if not refusal:
-            _memory(out, dataset, device, sum(table.nbytes for table in tables.values()), model)
+            _memory(out, dataset, place, sum(table.nbytes for table in tables.values()), system)
 
     answers = {name: by_split["train"] for name, by_split in {**experts, **dataset.annotators}.items()}
     chosen = spread(_labels(dataset, "train"), opened[0], cfg.seed)
@@ -95,15 +94,19 @@ def _load(cfg: DictConfig) -> tuple[Dataset, str | None]:
         return load_dataset(streamed), str(error)
 
 
-def _rehearse(cfg: DictConfig, dataset: Dataset, panel: ExpertPanel) -> torch.nn.Module:
-    """Build what else a training builds, for its refusals; the model is what remains."""
-    model = build(cfg, "backbone", num_outputs=dataset.num_classes + panel.num, image_shape=dataset.image_shape)
-    build(cfg, "loss", num_classes=dataset.num_classes)
+def _rehearse(cfg: DictConfig, task: Task) -> System:
+    """Build what else a training builds, for its refusals; the system is what remains."""
+    system = load_system(cfg, task)
     build(cfg, "logger")
-    optimizer = build(cfg, "optim", params=model.parameters(), fused=False)
-    steps = max(len(dataset.train) // cfg.trainer.batch_size, 1)
-    make_schedule(optimizer, cfg.optim.schedule, steps, cfg.trainer.epochs, cfg.optim.warmup_epochs)
-    return model
+    bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))
+    chosen_metrics(cfg)
+    if cfg.evaluation._target_:
+        bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
+    steps = max(len(task.train) // cfg.trainer.batch_size, 1)
+    for stage in system.stages():
+        optimizer = build(cfg, "optim", params=stage.parameters, fused=False)
+        make_schedule(optimizer, cfg.optim.schedule, steps, stage.epochs or cfg.trainer.epochs, cfg.optim.warmup_epochs)
+    return system
 
 
 def _attempt(problems: list[str], make: Callable[[], Any]) -> Any:
@@ -142,9 +145,9 @@ def _groups(out: Console, dataset: Dataset) -> None:
 
 def _images(out: Console, dataset: Dataset, split: str, decode: int | None) -> tuple[np.ndarray, int]:
     """How large the images are; which ones can be shown, as a mask [N], and how many are damaged."""
-    images, seen = getattr(dataset, split).images, "x".join(map(str, dataset.image_shape))
-    if isinstance(images, torch.Tensor):
-        size, kind = "x".join(map(str, images.shape[1:])), str(images.dtype).removeprefix("torch.")
+    images, seen = getattr(dataset, split).inputs, "x".join(map(str, dataset.preprocessing.shape))
+    if isinstance(images, Images):
+        size, kind = "x".join(map(str, images.pixels.shape[1:])), str(images.pixels.dtype).removeprefix("torch.")
         out.print(f"{split} images: {size} {kind}, all decoded; the model sees {seen}")
         return np.ones(len(images), dtype=bool), 0
     chosen = np.linspace(0, len(images) - 1, min(decode or len(images), len(images))).round().astype(int)
@@ -198,8 +201,8 @@ def _accuracies(
     _table(out, columns, rows)
     if missing and (kind == "annotator" or not dataset.annotators):  # say it once
         out.print(
-            "Accuracy is that of the answers given. A missing answer counts as not available: it is never correct, "
-            "and no image is deferred to an expert who gave none."
+            "Accuracy is that of the answers given. A missing answer is left out of the training, and no test image is "
+            "deferred to an expert who gave none, because that could not be scored."
         )
     if kind == "expert":
         any_right = (np.any([a[s] == labels[s] for a in answers.values()], axis=0) for s in SPLITS)
@@ -210,17 +213,17 @@ def _accuracies(
         )
 
 
-def _memory(out: Console, dataset: Dataset, device: Device, expert_bytes: int, model: torch.nn.Module | None) -> None:
-    resident = {s: i.nbytes for s in SPLITS if isinstance(i := getattr(dataset, s).images, torch.Tensor)}
+def _memory(out: Console, dataset: Dataset, place: Place, expert_bytes: int, system: System | None) -> None:
+    resident = {s: i.pixels.nbytes for s in SPLITS if isinstance(i := getattr(dataset, s).inputs, Images)}
     feed = {s: "resident" if s in resident else "stream" for s in SPLITS}
     rows = [(f"{s} images ({feed[s]})", _size(resident[s]) if s in resident else "a few batches") for s in SPLITS]
     rows.append(("expert tables", _size(expert_bytes)))
-    if model:
-        weights = sum(p.nbytes for p in model.parameters())
-        rows.append((f"model ({sum(p.numel() for p in model.parameters()):,} parameters)", _size(weights)))
+    if system:
+        weights = sum(p.nbytes for p in system.parameters())
+        rows.append((f"model ({sum(p.numel() for p in system.parameters()):,} parameters)", _size(weights)))
         rows.append(("its gradients", _size(weights)))
     rows.append(("free now", _size(available_memory())))
-    _table(out, [f"memory on {device.device}", ""], rows)
+    _table(out, [f"memory on {place.device}", ""], rows)
     out.print("The optimiser's state and the activations of a batch come on top.")
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from l2d.atomic import atomic_write
-from l2d.data.dataset import Split
-from l2d.data.files import ImageFiles, open_image
-from l2d.experts.simulator import MISSING
+from l2d.data import MISSING, ImageFiles, Images, Split
+from l2d.data.files import open_image
 
 TILES, COLUMNS, MOST_ANSWERS = 24, 6, 8
 WIDTH, HEIGHT, LINE, GAP, HEAD = 1.9, 1.9, 0.15, 0.22, 0.55  # inches
@@ -73,7 +72,8 @@ def spread(labels: np.ndarray, usable: np.ndarray, seed: int) -> list[int]:
 
 def _lines(i: int, split: Split, class_names: list[str], answers: dict[str, np.ndarray]) -> list[tuple[str, str]]:
     """Beneath image i: which one it is, then an answer a line; a count of those for whom there is no room."""
-    source = split.images.paths[i] if isinstance(split.images, ImageFiles) else f"image {i}"
+    names = split.inputs.ids()
+    source = f"image {i}" if names is None else names[i]
     lines = [(source if len(source) <= 30 else f"…{source[-29:]}", NONE[1])]
     given = {name: int(table[i]) for name, table in answers.items()}
     shown = len(given) if len(given) <= MOST_ANSWERS else MOST_ANSWERS - 1
@@ -90,12 +90,13 @@ def _lines(i: int, split: Split, class_names: list[str], answers: dict[str, np.n
 
 def _pixels(split: Split, chosen: list[int]) -> list[np.ndarray]:
     """The images as bytes [H, W, 3] or [H, W]; numbers that are not bytes are stretched over the chosen images' range."""
-    if isinstance(split.images, ImageFiles):
-        images = [open_image(split.images.root / split.images.paths[i]) for i in chosen]
+    if isinstance(split.inputs, ImageFiles):
+        images = [open_image(split.inputs.root / split.inputs.paths[i]) for i in chosen]
         for image in images:
             image.thumbnail((256, 256))
         return [np.asarray(image) for image in images]
-    pixels = split.images[chosen].numpy()  # [B, C, H, W]
+    assert isinstance(split.inputs, Images)
+    pixels = split.inputs.pixels[chosen].numpy()  # [B, C, H, W]
     if pixels.dtype != np.uint8:
         low, high = np.percentile(pixels, (1, 99))
         pixels = (255 * ((pixels - low) / max(high - low, 1e-12)).clip(0, 1)).astype(np.uint8)

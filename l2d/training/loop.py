@@ -61,7 +61,7 @@ class Predicted(NamedTuple):
     outputs: Tensor  # [N, *] float32
     labels: Tensor  # [N]
     answers: Tensor  # [N, J]
-    index: Tensor  # [N] which samples of the split: all of them, but for images that could not be read
+    samples: Tensor  # [N] which ones of the split: all of them, but for images that could not be read
 
 
 def predict(system: nn.Module, loader: Loader) -> Predicted:
