@@ -9,8 +9,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from l2d.config import config_dir, register_resolvers
-from l2d.data import Dataset, Split
+from l2d.config import config_dir
+from l2d.data import Dataset, Images, Preprocessing, Split
+from l2d.identity import _data_digest, register_resolvers
+from l2d.task import _load
 
 torch.set_num_threads(1)
 
@@ -24,6 +26,14 @@ def logging_as_it_was():
     for handler in [h for h in logging.root.handlers if type(h) is logging.FileHandler]:
         logging.root.removeHandler(handler)
         handler.close()
+
+
+@pytest.fixture(autouse=True)
+def no_remembered_data():
+    """A process remembers the last dataset and what identifies it; tests write other files to the same place."""
+    yield
+    _data_digest.cache_clear()
+    _load.cache_clear()
 
 
 @cache
@@ -43,11 +53,14 @@ def composed():
 def tiny_dataset():
     """tiny_dataset(classes, groups, annotators): 8 training and 6 test images of 3 x 8 x 8 noise."""
 
-    def make(num_classes: int, groups: dict[str, list[int]] | None = None, annotators: int = 0, **more) -> Dataset:
+    def make(
+        num_classes: int, groups: dict[str, list[int]] | None = None, annotators: int = 0, augment: str = "none"
+    ) -> Dataset:
         rng = np.random.default_rng(0)
+        preprocessing = Preprocessing((3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.25, 0.5), augment=augment)
         splits = {
             split: Split(
-                torch.from_numpy(rng.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8)),
+                Images(torch.from_numpy(rng.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8)), preprocessing),
                 torch.from_numpy(rng.integers(0, num_classes, count)),
             )
             for split, count in (("train", 8), ("test", 6))
@@ -56,15 +69,11 @@ def tiny_dataset():
             name="tiny",
             class_names=[f"class_{k}" for k in range(num_classes)],
             **splits,
-            image_shape=(3, 8, 8),
             groups=groups or {},
             annotators={
                 f"annotator_{j}": {s: rng.integers(0, num_classes, len(d)) for s, d in splits.items()}
                 for j in range(annotators)
             },
-            mean=(0.5, 0.4, 0.3),
-            std=(0.2, 0.25, 0.5),
-            **more,
         )
 
     return make
