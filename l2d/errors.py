@@ -59,6 +59,14 @@ def sentence(error: Exception) -> str:
     return text.removeprefix("UserError raised while resolving interpolation: ")
 
 
+def show(text: str) -> None:
+    """Print to standard output; once its reader is gone (as after `| head -1`), this and all later output is dropped."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def notify(text: str) -> None:
     """Something the user should know although the program goes on: on the terminal and in the run's log."""
     logging.getLogger("l2d").warning(text)
