@@ -63,15 +63,23 @@ def read_number(value: Any, key: str) -> float:
 
 
 def read_metrics(metrics: Any, own: list[dict[str, str]]) -> dict[str, Any]:
-    """name -> number, or list of numbers (one per expert), of a finished run; the headline metrics must be there."""
+    """name -> number of a finished run; the headline metrics must be there.
+
+    A detail of the package may be a list of numbers, one per expert; a list from outside has no place in a table.
+    """
     if not isinstance(metrics, dict):
         raise ValueError(f"metrics is {metrics!r}, not a mapping")
-    names = [metric.name for metric in METRICS] + [metric["name"] for metric in own]
     read: dict[str, Any] = {}
-    for name in names:
-        value, key = metrics.get(name), f"metrics.{name}"
-        read[name] = [read_number(v, key) for v in value] if isinstance(value, list) else read_number(value, key)
+    for metric in METRICS:
+        value, key = metrics.get(metric.name), f"metrics.{metric.name}"
+        if metric.role == "detail" and isinstance(value, list):
+            read[metric.name] = [read_number(v, key) for v in value]
+        else:
+            read[metric.name] = read_number(value, key)
+    for name in (metric["name"] for metric in own):
+        if not isinstance(metrics.get(name), list):
+            read[name] = read_number(metrics.get(name), f"metrics.{name}")
     for metric in HEADLINE:
-        if not isinstance(read[metric.name], float) or not math.isfinite(read[metric.name]):
+        if not math.isfinite(read[metric.name]):
             raise ValueError(f"metrics.{metric.name} is {metrics.get(metric.name)!r}, and the run says finished")
     return read
