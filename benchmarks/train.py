@@ -17,18 +17,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
+from l2d.evaluation.underfitting import underfitting
+from l2d.training.device import Device
+from l2d.training.ranks import Ranks
 from measure import Row, alternated, main, seconds
 from torch import Tensor, nn
 
 from l2d.config import build, config_dir, register_resolvers
 from l2d.data import Batch, Dataset, Split
 from l2d.evaluation import evaluate
-from l2d.evaluation.underfitting import underfitting
 from l2d.tracking.trackers import NullTracker
 from l2d.train import WATCHED, Outcome, batches, load_dataset, load_panel, memory_format, run, scored
-from l2d.training.device import Device
 from l2d.training.loop import score
-from l2d.training.ranks import Ranks
 
 K, J, BATCH = 100, 20, 128
 WRN = ("backbone=wrn28", "backbone.depth=16", "backbone.width=2")

@@ -14,9 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from l2d.config import bind, build, check, choices, config_dir, fingerprint, run_name
+from l2d.config import bind, build, check, config_dir
 from l2d.errors import UserError
 from l2d.experts import make_panel
+from l2d.identity import choices, fingerprint, run_name
 from l2d.settings import Settings, Trainer, validate, yaml_hint
 
 GROUPS = sorted(p.name for p in Path(config_dir()).iterdir() if p.is_dir() and p.name != "__pycache__")
