@@ -85,8 +85,8 @@ def outcome_of(scores: Tensor, labels: Tensor, answers: Tensor, loss: Any) -> Ou
     """
     num_experts = answers.shape[1]
     system = ScoreSystem(lambda _: nn.Identity(), loss, scores.shape[1] - num_experts, num_experts)
-    parts = (part.cpu() for part in (scores, labels, answers))
-    return observe(system, Predicted(*parts, torch.arange(len(labels))))
+    samples = torch.arange(len(labels))
+    return observe(system, Predicted(scores.cpu(), labels.cpu(), answers.cpu(), samples))
 
 
 def observe(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from l2d.config import flatten
 from l2d.identity import FREE_GROUPS, FREE_KEYS
 
 # The decision rule is applied after training, so it is not part of a run's identity; the metrics depend on it.
@@ -24,7 +25,7 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for group, value in {**older, **config}.items():
         if group not in NOT_COMPARED:
-            flat |= _flat(value, group, KEYS_NOT_COMPARED.get(group, set()))
+            flat |= flatten({group: _without(value, KEYS_NOT_COMPARED.get(group, set()))})
     digest = (result.get("data") or {}).get("digest")  # absent in older runs, empty where data follow from the settings
     return {**flat, "data": str(digest)[:6] if digest else "unknown"}
 
@@ -32,7 +33,7 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
 def method_settings(config: dict) -> dict[str, Any]:
     """What two runs of a loss of the same name may differ in; flat."""
     system = config.get("system") or {}
-    return _flat(config["loss"], "", {"name"}) | _flat(system, "system", {"name", "_target_"})
+    return flatten({**_without(config["loss"], {"name"}), "system": _without(system, {"name", "_target_"})})
 
 
 def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str, Any]]) -> list[str]:
@@ -46,15 +47,9 @@ def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str,
     return labels
 
 
-def _flat(value: Any, prefix: str, drop: set[str] | frozenset[str] = frozenset()) -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}, without the keys in `drop` at the top."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        if key not in drop:
-            flat |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+def _without(value: Any, keys: set[str]) -> Any:
+    """A group without these keys; a value that is no group stays as it is."""
+    return {k: v for k, v in value.items() if k not in keys} if isinstance(value, dict) else value
 
 
 def _text(value: Any) -> str:
