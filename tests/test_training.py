@@ -6,24 +6,26 @@ import subprocess
 import sys
 from functools import partial
 from math import cos, pi
+from pathlib import Path
 
 import pytest
 import torch
-from l2d.training.device import Device, seed_everything
-from l2d.training.ranks import Ranks
 from omegaconf import OmegaConf
 from torch import nn
 
-from l2d.data import Dataset, ResidentLoader, Split
+from l2d.data import Loader, Split
 from l2d.errors import UserError
 from l2d.losses import DeferralLoss
 from l2d.models import MLP
+from l2d.place import Place, Ranks, seed_everything
+from l2d.systems import ScoreSystem, Stage, freeze
+from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit, predict
 from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
 
-CPU = Device(torch.device("cpu"), "float32")
+CPU = Place()
 
 
 @pytest.fixture(autouse=True)
@@ -79,48 +81,56 @@ def problem():
     images = 0.3 * torch.randn(60, 3, 2, 2, generator=rng)
     images[torch.arange(60), labels] += 1.0
     answers = torch.stack([torch.zeros_like(labels), (labels + 1) % 3], dim=1)
-    split = Split(images, labels)
-    dataset = Dataset("problem", ["a", "b", "c"], split, split, (3, 2, 2))
-    return lambda train=True, batch_size=20, seed=0: ResidentLoader(
-        dataset, split, lambda epoch: answers, batch_size, CPU.device, seed=seed, train=train
-    )
+    split = Split(images, labels, answers)
+    return lambda train=True, batch_size=20, seed=0: Loader(split, CPU, batch_size, seed, train)
 
 
-def fitted(model, loss, optimizer, schedule, loader, on_step=lambda *step: None, **settings):
-    """The rows of a training without a folder, from its beginning."""
-    defaults = {
-        "clip_grad": None,
-        "log_every": 100,
-        "skip_nonfinite": 0,
-        "checkpoint_epochs": 0,
-        "checkpoint_minutes": None,
+def system_of(model: nn.Module, loss=None) -> ScoreSystem:
+    """A system around a model with 3 class and 2 expert scores."""
+    return ScoreSystem(lambda num_outputs: model, loss or DeferralLoss("picce", "ce", 3), 3, 2)
+
+
+def state_of(system, loader, optim: dict | None = None, freeze=(), **trainer) -> TrainingState:
+    """The beginning of a training that writes no checkpoint."""
+    settings = {
+        "trainer": {
+            "epochs": 5,
+            "clip_grad": None,
+            "log_every": 100,
+            "skip_nonfinite": 0,
+            "checkpoint_epochs": 0,
+            "checkpoint_minutes": None,
+            "sync_batchnorm": False,
+            **trainer,
+        },
+        "optim": {"_target_": "torch.optim.SGD", "lr": 0.1, "schedule": "constant", "warmup_epochs": 0, **(optim or {})},
+        "freeze": list(freeze),
     }
-    cfg = OmegaConf.create({**defaults, **settings})
-    state = TrainingState(None, model, optimizer, schedule, len(loader), cfg, CPU, Ranks(), StopSignal())
-    return fit(model, loss, loader, state, on_step)
+    return TrainingState(OmegaConf.create(settings), system, loader, Checkpoints(Path("nowhere"), ""), StopSignal())
+
+
+def weights_of(module: nn.Module) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in module.parameters()])
 
 
 def trained(
     loader, seed=0, epochs=5, lr=0.1, clip_grad=None, formulation="picce", steps=None, momentum=0.9, log_every=1
 ):
     seed_everything(seed, deterministic=False)
-    model = MLP(5, (3, 2, 2), 16, 1)
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    schedule = make_schedule(optimizer, "cosine", len(loader), epochs, 0)
-    loss = DeferralLoss(formulation, "ce", 3)
+    system = system_of(MLP(5, (3, 2, 2), 16, 1), DeferralLoss(formulation, "ce", 3))
+    before = weights_of(system)
+    optim = {"lr": lr, "momentum": momentum, "schedule": "cosine"}
+    state = state_of(system, loader, optim, epochs=epochs, clip_grad=clip_grad, log_every=log_every)
     on_step = (lambda *step: steps.append(step)) if steps is not None else lambda *step: None
-    settings = {"epochs": epochs, "clip_grad": clip_grad, "log_every": log_every}
-    rows = list(fitted(model, loss, optimizer, schedule, loader, on_step, **settings))
-    moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
-    return model, rows, moved
+    rows = list(fit(state, loader, on_step))
+    return system, rows, weights_of(system) - before
 
 
 def test_fit_learns_the_problem(problem):
     model, rows, _ = trained(problem(), epochs=20)
     assert [row["epoch"] for row in rows] == list(range(1, 21))
     assert rows[-1]["loss"] < 0.6 * rows[0]["loss"]
-    scores, *_ = predict(model, problem(train=False), CPU)
+    scores = predict(model, problem(train=False)).outputs
     assert (scores[:, :3].argmax(1) == torch.arange(60) % 3).double().mean() > 0.95
     assert scores[:, 3].mean() > scores[:, 4].mean()  # the expert that is sometimes right is preferred
 
@@ -146,13 +156,13 @@ def test_the_first_loss_is_that_of_the_untrained_model(problem):
     model, rows, moved = trained(problem(), epochs=1, lr=0.0)
     assert moved.abs().max() == 0
     (batch,) = problem(train=False, batch_size=60).epoch()
-    expected = DeferralLoss("picce", "ce", 3)(model(batch.images), batch.labels, batch.expert_predictions)
+    expected = DeferralLoss("picce", "ce", 3)(model(batch.inputs), batch.labels, batch.answers)
     assert rows[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_same_seed_repeats_and_another_does_not(problem):
     runs = [trained(problem(seed=seed), seed=seed) for seed in (0, 0, 1)]
-    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model, _, _ in runs]
+    weights = [weights_of(model) for model, _, _ in runs]
     losses = [[row["loss"] for row in rows] for _, rows, _ in runs]
     assert torch.equal(weights[0], weights[1])
     assert losses[0] == losses[1]
@@ -178,13 +188,14 @@ def test_predict_is_the_model_in_evaluation_mode_in_the_splits_order(problem):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 5))
     loader = problem(train=False, batch_size=7)
-    scores, labels, answers = predict(model, loader, CPU)
+    scores, labels, answers, samples = predict(model, loader)
     (whole,) = problem(train=False, batch_size=60).epoch()
     norm, linear = model[1], model[3]
-    x = (whole.images.flatten(1) - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    x = (whole.inputs.flatten(1) - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
     torch.testing.assert_close(scores, (x @ linear.weight.T + linear.bias).detach())
     assert torch.equal(labels, whole.labels)
-    assert torch.equal(answers, whole.expert_predictions)
+    assert torch.equal(answers, whole.answers)
+    assert torch.equal(samples, torch.arange(60))
     assert not scores.requires_grad
     assert scores.dtype == torch.float32
 
@@ -193,67 +204,111 @@ def test_every_batch_that_is_scored_has_the_same_shape(problem):
     """60 samples in batches of 7: the last one is filled up, and what fills it is not among the scores."""
     model, shapes = MLP(5, (3, 2, 2), 16, 1), []
     model.register_forward_hook(lambda module, inputs, output: shapes.append(len(inputs[0])))
-    assert len(predict(model, problem(train=False, batch_size=7), CPU)[0]) == 60
+    assert len(predict(model, problem(train=False, batch_size=7)).outputs) == 60
     assert shapes == [7] * 9
 
 
 def test_fit_trains_in_training_mode(problem):
     """Also after an evaluation in between: batch norm's statistics keep moving."""
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    schedule = make_schedule(optimizer, "constant", 3, 3, 0)
-    loss, counted = DeferralLoss("vanilla", "ova", 3), []
-    for _ in fitted(model, loss, optimizer, schedule, problem(), epochs=3):
-        predict(model, problem(train=False), CPU)
+    system, loader, counted = system_of(model, DeferralLoss("vanilla", "ova", 3)), problem(), []
+    for _ in fit(state_of(system, loader, epochs=3), loader, lambda *step: None):
+        predict(system, problem(train=False))
         counted.append(int(model[1].num_batches_tracked))
     assert counted == [3, 6, 9]
 
 
+def test_what_is_frozen_stays_bit_for_bit_also_its_batch_norm(problem):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
+    system, loader = system_of(model), problem()
+    freeze(system, ["backbone.1", "backbone.2"])
+    before = {name: tensor.clone() for name, tensor in system.state_dict().items()}
+    list(fit(state_of(system, loader, epochs=2), loader, lambda *step: None))
+    same = {name for name, tensor in system.state_dict().items() if torch.equal(tensor, before[name])}
+    assert same == {name for name in before if not name.startswith("backbone.3")}
+
+
+def test_freezing_everything_or_nothing_that_exists_is_refused(problem):
+    system, loader = system_of(MLP(5, (3, 2, 2), 16, 1)), problem()
+    with pytest.raises(UserError, match="freeze=stem"):
+        freeze(system, ["stem"])
+    freeze(system, ["backbone"])
+    with pytest.raises(UserError, match="freeze="):
+        state_of(system, loader, freeze=["backbone"])
+
+
+class TwoStages(ScoreSystem):
+    """The classifier first, then the rest of the head on the frozen first layer."""
+
+    def stages(self):
+        first, last = self.backbone[1], self.backbone[3]
+        return [
+            Stage("features", [*first.parameters(), *last.parameters()], self.taught, epochs=2),
+            Stage("head", list(last.parameters()), self.taught),
+        ]
+
+
+def test_a_stage_trains_its_own_parameters_and_starts_its_own_schedule(problem):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5))
+    system, loader = TwoStages(lambda n: model, DeferralLoss("picce", "ce", 3), 3, 2), problem()
+    state, seen = state_of(system, loader, {"schedule": "cosine", "lr": 1.0}, epochs=3), []
+    for row in fit(state, loader, lambda *step: None):
+        seen.append((row["epoch"], row["stage"], round(row["lr"], 9), model[1].weight.sum().item()))
+    assert [(epoch, stage) for epoch, stage, *_ in seen] == [
+        (1, "features"), (2, "features"), (3, "head"), (4, "head"), (5, "head"),
+    ]  # fmt: skip
+    assert [lr for *_, lr, _ in seen] == pytest.approx([0.5, 0, 0.75, 0.25, 0], abs=1e-9)
+    first_layer = [total for *_, total in seen]
+    assert first_layer[0] != first_layer[1] and len(set(first_layer[1:])) == 1
+
+
 def test_the_device_is_chosen_or_refused():
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = Device.choose("auto", "auto")
+    alone = Ranks.alone()
+    chosen = Place.choose("auto", "auto", alone)
     assert chosen.device.type == here
     assert chosen.precision == ("bf16" if here == "cuda" else "float32")
-    assert Device.choose("cpu", "bf16").precision == "bf16"
-    with pytest.raises(UserError, match="auto, cpu, cuda"):
-        Device.choose("gpu", "auto")
-    with pytest.raises(UserError, match="auto or cpu"):
-        Device.choose("cuda:99", "auto")
-    with pytest.raises(UserError, match="float32, bf16, fp16"):
-        Device.choose("cpu", "fp8")
+    assert Place.choose("cpu", "bf16", alone).precision == "bf16"
+    for name in ("gpu", "cuda:99", *([] if torch.backends.mps.is_available() else ["mps"])):
+        with pytest.raises(UserError, match=f"trainer.device={name}"):
+            Place.choose(name, "auto", alone)
+    with pytest.raises(UserError, match="trainer.precision=fp8"):
+        Place.choose("cpu", "fp8", alone)
 
 
 BF16 = """
 import torch
+from pathlib import Path
 from omegaconf import OmegaConf
-from l2d.data import Dataset, ResidentLoader, Split
+from l2d.data import Loader, Split
 from l2d.losses import DeferralLoss
-from l2d.training.device import Device
+from l2d.place import Place, Ranks
+from l2d.systems import ScoreSystem
+from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit, predict
-from l2d.training.ranks import Ranks
-from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
 
 torch.manual_seed(0)
 labels = torch.arange(40) % 2
 images = torch.randn(40, 3, 2, 2) + labels[:, None, None, None]
-split = Split(images, labels)
-data = Dataset("problem", ["a", "b"], split, split, (3, 2, 2))
-device = Device.choose("cpu", "bf16")
-loader = ResidentLoader(data, split, lambda epoch: labels[:, None], 20, device.device, train=True)
+loader = Loader(Split(images, labels, labels[:, None]), Place.choose("cpu", "bf16", Ranks.alone()), 20, train=True)
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
 seen = set()
 model.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-loss = DeferralLoss("picce", "ce", 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-schedule = make_schedule(optimizer, "constant", 2, 10, 0)
-settings = {"epochs": 10, "clip_grad": None, "log_every": 9, "skip_nonfinite": 0, "checkpoint_epochs": 0, "checkpoint_minutes": None}
-state = TrainingState(None, model, optimizer, schedule, 2, OmegaConf.create(settings), device, Ranks(), StopSignal())
-rows = list(fit(model, loss, loader, state, lambda *step: None))
+system = ScoreSystem(lambda num_outputs: model, DeferralLoss("picce", "ce", 2), 2, 1)
+cfg = OmegaConf.create({
+    "trainer": {"epochs": 10, "clip_grad": None, "log_every": 9, "skip_nonfinite": 0, "checkpoint_epochs": 0,
+                "checkpoint_minutes": None, "sync_batchnorm": False},
+    "optim": {"_target_": "torch.optim.SGD", "lr": 0.1, "schedule": "constant", "warmup_epochs": 0},
+})
+state = TrainingState(cfg, system, loader, Checkpoints(Path("nowhere"), ""), StopSignal())
+rows = list(fit(state, loader, lambda *step: None))
 assert seen == {torch.bfloat16}, seen
-assert predict(model, loader, device)[0].dtype == torch.float32
-assert all(p.dtype == torch.float32 for p in model.parameters())
+assert predict(system, loader).outputs.dtype == torch.float32
+assert all(p.dtype == torch.float32 for p in system.parameters())
 assert rows[-1]["loss"] < rows[0]["loss"]
 """
 
@@ -272,7 +327,7 @@ def test_the_peak_of_memory_is_the_runs_own():
 
 def test_the_peak_of_a_gpu_is_reset_also_before_anything_ran_on_it():
     """Torch refuses that of a GPU it has not initialised yet, and a run starts there."""
-    code = 'import torch; from l2d.training.device import Device; Device(torch.device("cuda:0"), "bf16").reset_peak_memory()'
+    code = 'import torch; from l2d.place import Place; Place(torch.device("cuda:0"), "bf16").reset_peak_memory()'
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
