@@ -12,8 +12,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import bind, build, plain
+from l2d.config import bind, plain
 from l2d.errors import UserError, notify
+from l2d.signals import StopSignal
 
 # What may differ between two runs without their training differing: left out of the fingerprint.
 FREE_GROUPS = {
@@ -73,8 +74,10 @@ def _data_digest(dataset: str) -> str:
     lister = getattr(function, "lister", None)
     if lister is None:
         from l2d.data.dataset import content_digest
+        from l2d.data.load import load_dataset
 
-        return content_digest(build(cfg, "dataset"))
+        with StopSignal():  # it may take long
+            return content_digest(load_dataset(cfg))
     named = inspect.signature(lister).parameters
     return lister(**{key: value for key, value in arguments.items() if key in named}).digest()
 

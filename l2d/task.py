@@ -1,17 +1,17 @@
 """Task: what is to be learnt. Splits of inputs, labels and answers, the names behind the numbers, and the truth where known."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from l2d.config import build
 from l2d.data import MISSING, Dataset, Preprocessing, Split
+from l2d.data.load import load_dataset
 from l2d.errors import notify
 from l2d.experts import ExpertPanel, make_panel
 
@@ -134,16 +134,6 @@ def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor | None
         return torch.arange(count), None
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[kept_back:].sort().values, order[:kept_back].sort().values
-
-
-def load_dataset(cfg: DictConfig) -> Dataset:
-    """The dataset of the config; the cells of a sweep in one process share one copy."""
-    return _load(json.dumps(OmegaConf.to_container(cfg.dataset, resolve=True)))
-
-
-@lru_cache(maxsize=1)
-def _load(settings: str) -> Dataset:
-    return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset")
 
 
 def _point_out_few_answers(names: list[str], train: Split) -> None:

@@ -14,6 +14,7 @@ from l2d.evaluation.evaluator import Evaluator
 from l2d.evaluation.kept import keep
 from l2d.identity import fingerprint, run_name
 from l2d.place import Place, Ranks
+from l2d.signals import StopSignal
 from l2d.systems import load_system, weight_facts
 from l2d.task import load_task
 from l2d.tracking.facts import run_facts
@@ -22,7 +23,6 @@ from l2d.tracking.run_folder import ReadOnlyFolder, RunFolder
 from l2d.tracking.trackers import NullTracker, ending
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit
-from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
 
 

@@ -417,7 +417,7 @@ def test_the_fingerprint_ignores_what_does_not_change_the_result(composed, key):
 
 def test_a_run_whose_data_are_missing_can_be_planned_and_not_named(composed):
     assert run_name(composed("dataset=cifar100", "dataset.root=nowhere", "plan=true")).startswith("cifar100/")
-    with pytest.raises(UserError, match="dataset.root=nowhere"):
+    with pytest.raises(UserError, match=r"dataset\.root=nowhere"):
         run_name(composed("dataset=cifar100", "dataset.root=nowhere"))
 
 

@@ -20,9 +20,9 @@ from l2d.evaluation import decide
 from l2d.evaluation.metrics import tally
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
+from l2d.signals import StopSignal
 from l2d.training.loop import fit
 from l2d.training.schedule import make_schedule
-from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
 
 K, J, B = 4, 3, 6

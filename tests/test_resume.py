@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from l2d.errors import UserError
 from l2d.train import run
-from l2d.training.checkpoint import NAMES, latest_checkpoint, load_checkpoint, save_checkpoint
+from l2d.training.checkpoint import NAMES, Checkpoints
 
 # A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume.
 NET = """
@@ -82,8 +82,8 @@ def progress() -> int:
         return 0
 
 
-def start_and_wait_for_checkpoints(count: int):
-    child, seen, last = start(*SETTING, EVERY_STEP), 0, progress()
+def start_and_wait_for_checkpoints(count: int, *setting: str):
+    child, seen, last = start(*(setting or SETTING), EVERY_STEP), 0, progress()
     deadline = time.monotonic() + 60
     while seen < count and time.monotonic() < deadline and child.is_alive():
         now = progress()
@@ -92,16 +92,45 @@ def start_and_wait_for_checkpoints(count: int):
     return child
 
 
-def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, undisturbed):
+def kill_25_times(*setting: str) -> None:
+    """And then let it finish."""
     rng = random.Random(0)
     for kill in range(25):
-        child = start_and_wait_for_checkpoints(1 + kill % 2)
+        child = start_and_wait_for_checkpoints(1 + kill % 2, *setting)
         time.sleep(rng.uniform(0, 0.02))  # anywhere in a step, or in the writing of the next checkpoint
         os.kill(child.pid, signal.SIGKILL)
         assert wait(child) == -signal.SIGKILL, f"the run was over before kill {kill}: {Path('output.txt').read_text()}"
-    assert wait(start(*SETTING, EVERY_STEP)) == 0, Path("output.txt").read_text()
+    assert wait(start(*setting, EVERY_STEP)) == 0, Path("output.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, undisturbed):
+    kill_25_times(*SETTING)
     assert outcome(Path("outputs")) == undisturbed
     assert not [name for name in NAMES if (run_folder() / name).exists()]
+
+
+# Every epoch a stage of its own, each with an optimiser and frozen parts of its own: kills fall on all sides of a boundary.
+STAGES = """
+from l2d.systems import ScoreSystem, Stage
+class Alternating(ScoreSystem):
+    def stages(self):
+        body, head = list(self.backbone[:-1].parameters()), list(self.backbone[-1].parameters())
+        parts = [("all", body + head), ("head", head), ("body", body)] * 5
+        return [Stage(f"{name}_{i}", part, self.taught, epochs=1 + i % 2) for i, (name, part) in enumerate(parts)]
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_many_stages_killed_25_times_ends_as_if_it_never_was(workplace):
+    Path("stages.py").write_text(STAGES)
+    setting = (*SETTING, "system._target_=stages.Alternating", "optim.momentum=0.8", "dataset.num_train=200")
+    assert wait(start(*setting, "output_dir=calm")) == 0, Path("output.txt").read_text()
+    kill_25_times(*setting)
+    weights, rows, result = outcome(Path("outputs"))
+    assert (weights, rows, result) == outcome(Path("calm"))
+    stages = [row["stage"] for row in rows]
+    assert len(rows) == 22 and len(set(stages)) == 15 and stages[:3] == ["all_0", "head_1", "head_1"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -136,7 +165,7 @@ def flip(path):
 
 
 def other_setting(path):
-    save_checkpoint(path.parent / "elsewhere", {"fingerprint": "00000000"})
+    Checkpoints(path.parent / "elsewhere", "00000000").save({})
     os.replace(path.parent / "elsewhere" / NAMES[0], path)
 
 
@@ -148,10 +177,16 @@ def runs_code(path):
     import hashlib
 
     content = pickle.dumps(Evil())
-    path.write_bytes(b"l2d checkpoint 1\n" + hashlib.sha256(content).digest() + content)
+    path.write_bytes(b"l2d checkpoint 2\n" + hashlib.sha256(content).digest() + content)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, lambda path: path.write_bytes(b""), other_setting, runs_code])
+def of_version_1(path):
+    path.write_bytes(b"l2d checkpoint 1\n" + path.read_bytes()[17:])
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, flip, lambda path: path.write_bytes(b""), other_setting, runs_code, of_version_1]
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(interrupted, undisturbed, damage):
     (interrupted / "elsewhere").mkdir()
     damage(interrupted / NAMES[0])
@@ -185,9 +220,9 @@ def test_a_checkpoint_that_would_run_code_is_refused_without_running_it(tmp_path
     monkeypatch.chdir(tmp_path)
     runs_code(tmp_path / "evil.pt")
     with pytest.raises(UserError, match="nothing was run"):
-        load_checkpoint(tmp_path / "evil.pt", "x")
+        Checkpoints(tmp_path, "x").load(tmp_path / "evil.pt")
     assert not Path("it-ran").exists()
-    assert latest_checkpoint(tmp_path, "x") is None
+    assert Checkpoints(tmp_path, "x").latest() is None
 
 
 def test_a_file_that_cannot_be_written_ends_in_a_sentence_and_what_was_there_stays_whole(interrupted, undisturbed):
@@ -334,4 +369,4 @@ def test_a_finished_run_is_on_the_disk(tmp_path, monkeypatch, composed):
     monkeypatch.setattr(os, "fsync", noted)
     small = ("dataset.num_train=64", "dataset.num_test=32", "trainer.epochs=3", "trainer.device=cpu")
     run(composed(*small, f"output_dir={tmp_path}", "verbose=false"))
-    assert synced == {"config": 1, "result": 2, "metrics": 1, "model": 1}
+    assert synced == {"config": 1, "result": 2, "metrics": 1, "model": 1, "outcome": 1}

@@ -18,11 +18,11 @@ from l2d.errors import UserError
 from l2d.losses import DeferralLoss
 from l2d.models import MLP
 from l2d.place import Place, Ranks, seed_everything
+from l2d.signals import StopSignal
 from l2d.systems import ScoreSystem, Stage, freeze
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit, predict
 from l2d.training.schedule import make_schedule
-from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState
 
 CPU = Place()
@@ -103,7 +103,13 @@ def state_of(system, loader, optim: dict | None = None, freeze=(), **trainer) ->
             "sync_batchnorm": False,
             **trainer,
         },
-        "optim": {"_target_": "torch.optim.SGD", "lr": 0.1, "schedule": "constant", "warmup_epochs": 0, **(optim or {})},
+        "optim": {
+            "_target_": "torch.optim.SGD",
+            "lr": 0.1,
+            "schedule": "constant",
+            "warmup_epochs": 0,
+            **(optim or {}),
+        },
         "freeze": list(freeze),
     }
     return TrainingState(OmegaConf.create(settings), system, loader, Checkpoints(Path("nowhere"), ""), StopSignal())
@@ -272,9 +278,9 @@ def test_the_device_is_chosen_or_refused():
     assert chosen.precision == ("bf16" if here == "cuda" else "float32")
     assert Place.choose("cpu", "bf16", alone).precision == "bf16"
     for name in ("gpu", "cuda:99", *([] if torch.backends.mps.is_available() else ["mps"])):
-        with pytest.raises(UserError, match=f"trainer.device={name}"):
+        with pytest.raises(UserError, match=rf"trainer\.device={name}"):
             Place.choose(name, "auto", alone)
-    with pytest.raises(UserError, match="trainer.precision=fp8"):
+    with pytest.raises(UserError, match=r"trainer\.precision=fp8"):
         Place.choose("cpu", "fp8", alone)
 
 
@@ -288,7 +294,7 @@ from l2d.place import Place, Ranks
 from l2d.systems import ScoreSystem
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit, predict
-from l2d.training.signals import StopSignal
+from l2d.signals import StopSignal
 from l2d.training.state import TrainingState
 
 torch.manual_seed(0)

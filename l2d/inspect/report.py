@@ -16,13 +16,14 @@ from rich.table import Table
 from l2d.config import bind, build, check
 from l2d.data import MISSING, Dataset, ImageFiles, Images
 from l2d.data.files import open_image
+from l2d.data.load import load_dataset
 from l2d.errors import UserError
 from l2d.evaluation.evaluator import EVALUATION_OFFERS, RULE_OFFERS, chosen_metrics
 from l2d.inspect.sheet import draw_sheet, spread
 from l2d.place import Place, Ranks
 from l2d.place.memory import available_memory
 from l2d.systems import System, load_system
-from l2d.task import Task, load_dataset, make_task
+from l2d.task import Task, make_task
 from l2d.training.schedule import make_schedule
 
 Answers = dict[str, dict[str, np.ndarray]]  # name -> split -> answers [N]

@@ -15,10 +15,10 @@ from l2d.config import build, plain
 from l2d.data import Loader
 from l2d.errors import UserError
 from l2d.place.place import random_state, restore_random_state
+from l2d.signals import StopSignal
 from l2d.systems import Stage, System
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.schedule import make_schedule
-from l2d.training.signals import StopSignal
 
 
 class TrainingState:
