@@ -25,15 +25,19 @@ def picture(path, k: int) -> None:
     image.convert(mode).save(path, format=format)
 
 
-@pytest.fixture
-def root(tmp_path):
+def write_release(root) -> None:
     for split, count in (("train", 4), ("val", 2)):
         for wnid in WNIDS:
-            folder = tmp_path / "imagenet" / split / wnid
+            folder = root / split / wnid
             folder.mkdir(parents=True)
             for k in range(count):
                 picture(folder / f"{wnid}_{k}.JPEG", k)
             os.utime(folder, (1e9, 1e9))  # changed long ago
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_release(tmp_path / "imagenet")
     return tmp_path / "imagenet"
 
 

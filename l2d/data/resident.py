@@ -1,6 +1,7 @@
 """Images in memory: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
 
 import ctypes
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,9 @@ class Images:
 
     def ids(self) -> Sequence[str] | None:
         return self.names
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.pixels.contiguous().numpy().data).hexdigest()
 
     def feed(self, place: Place, seed: int, train: bool) -> "ResidentFeed":
         return ResidentFeed(self, place, seed, train)
