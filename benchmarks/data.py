@@ -20,12 +20,14 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from l2d.data import Dataset, Split, make_loader
-from l2d.data.files import ImageFiles
+from l2d.data import ImageFiles, Images, Loader, Preprocessing, Split
 from l2d.experts.simulator import simulate
+from l2d.place import Place
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WORKERS = 2
+CIFAR = Preprocessing((3, 32, 32), MEAN, STD, augment="crop_flip")
+IMAGENET = Preprocessing((3, 224, 224), MEAN, STD, 256, "random_resized_crop_flip")
 FINISH = (transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD))
 CIFAR_RECIPE = transforms.Compose([transforms.RandomCrop(32, padding=4, padding_mode="reflect"), *FINISH])
 IMAGENET_RECIPE = transforms.Compose([transforms.RandomResizedCrop(224), *FINISH])
@@ -65,13 +67,10 @@ def save(images: list[Image.Image], copies: int, folder: Path) -> list[str]:
     return paths
 
 
-def ours(images: torch.Tensor | ImageFiles, augment: str, size: int, batch: int) -> Callable[[int], Iterable]:
+def ours(images: Images | ImageFiles, batch: int) -> Callable[[int], Iterable]:
     count = len(images)
-    split = Split(images, torch.arange(count) % 10)
-    dataset = Dataset("x", list("0123456789"), split, split, (3, size, size), augment=augment, mean=MEAN, std=STD)
-    experts = torch.zeros(count, 20, dtype=torch.int8)
-    device = torch.device("cpu")
-    return make_loader(dataset, "train", lambda epoch: experts, batch, device, 0, torch.channels_last).epoch
+    split = Split(images, torch.arange(count) % 10, torch.zeros(count, 20, dtype=torch.int8))
+    return Loader(split, Place(layout=torch.channels_last), batch, train=True).epoch
 
 
 def theirs(dataset: TorchDataset, batch: int) -> Callable[[int], Iterable]:
@@ -110,21 +109,21 @@ def loaders(folder: Path, repeats: int) -> list[Row]:
     rows = [
         compare(
             "resident CIFAR crop + flip / per image, 2 workers", ">= 6",
-            ours(small, "crop_flip", 32, 128), theirs(PerImage(small, CIFAR_RECIPE), 128), repeats,
+            ours(Images(small, CIFAR), 128), theirs(PerImage(small, CIFAR_RECIPE), 128), repeats,
         )
     ]  # fmt: skip
 
     square = photographs(64, 256, 256)
     save(square, 8, folder / "square")
     kept = torch.from_numpy(np.stack(square)).repeat(8, 1, 1, 1).permute(0, 3, 1, 2)  # channels last, as in the cache
-    resident = ours(kept, "random_resized_crop_flip", 224, 64)
+    resident = ours(Images(kept, IMAGENET), 64)
     files = theirs(ImageFolder(folder / "square", IMAGENET_RECIPE), 64)
     rows.append(compare("resident 224 px RandomResizedCrop / per image from files", ">= 4", resident, files, repeats))
     memory = theirs(PerImage(kept, IMAGENET_RECIPE), 64)
     rows.append(compare("resident 224 px RandomResizedCrop / per image from memory", "", resident, memory, repeats))
 
     paths = save(photographs(64, 375, 500), 12, folder / "photographs")  # 500 x 375: the usual size in ImageNet
-    stream = ours(ImageFiles(folder / "photographs", paths, 256, WORKERS), "random_resized_crop_flip", 224, 64)
+    stream = ours(ImageFiles(folder / "photographs", paths, IMAGENET, WORKERS), 64)
     plain = theirs(ImageFolder(folder / "photographs", IMAGENET_RECIPE), 64)
     rows.append(compare("stream / ImageFolder + DataLoader", ">= 1.2", stream, plain, repeats))
     return rows

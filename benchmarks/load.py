@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from l2d.evaluation import evaluate
+from l2d.evaluation import METRICS, measure, observe
 from l2d.experts import accuracy_matrix, disjoint_domains, simulate
 from l2d.losses import DeferralLoss
+from l2d.systems import ScoreSystem
+from l2d.training.loop import Predicted
 
 
 def resident() -> int:
@@ -84,11 +86,15 @@ def main() -> None:
             )
             assert loss.isfinite() and scores.grad is not None and scores.grad.isfinite().all()
 
-    whole = torch.randn(size.evaluated, outputs)
+    system = ScoreSystem(
+        lambda outputs: torch.nn.Identity(), DeferralLoss("picce", "ce", num_classes), num_classes, num_experts
+    )
+    part = torch.arange(size.evaluated)
+    predicted = Predicted(torch.randn(size.evaluated, outputs), y[part], answers[part], part)
     metrics = measured(
-        f"evaluate() on {size.evaluated} samples",
-        4 * size.evaluated * outputs,
-        lambda: evaluate(whole, y[: size.evaluated], answers[: size.evaluated], num_classes),
+        f"outcome and metrics of {size.evaluated} samples",
+        3 * 8 * size.evaluated * outputs,  # scores and beliefs in float64, and one step between them
+        lambda: measure(observe(system, predicted), METRICS),
     )
     print(f"system_error {metrics['system_error']:.2f}  coverage {metrics['coverage']:.2f}")
 

@@ -6,12 +6,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
+from l2d.data import Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS, centre_crop, random_box, random_boxes, resample, resample_bytes
-from l2d.data.dataset import Dataset, Split
-from l2d.data.loader import make_loader, mix
+from l2d.data.seeds import mix
 from l2d.errors import UserError
-
-CPU = torch.device("cpu")
+from l2d.place import Place
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -143,72 +142,69 @@ def test_centre_crop_takes_the_middle():
         assert torch.equal(centre_crop(image, size), tv.center_crop(image, size))
 
 
-def dataset(augment: str = "none", side: int = 12, size: int = 8, count: int = 10) -> Dataset:
-    split = Split(noise(count, 3, side, side), torch.arange(count))
-    return Dataset(
-        "tiny", [f"c{k}" for k in range(count)], split, split, (3, size, size),
-        augment=augment, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5),
-    )  # fmt: skip
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 
 
-def table(epoch: int) -> torch.Tensor:
-    return torch.arange(10)[:, None] + 100 * epoch  # [N, 1]: tells which sample, and which epoch
+def images(augment: str = "none", side: int = 12, size: int = 8) -> Images:
+    return Images(noise(10, 3, side, side), Preprocessing((3, size, size), MEAN, STD, augment=augment))
 
 
-def loader(data: Dataset, split: str, batch_size: int = 4, seed: int = 0):
-    return make_loader(data, split, table, batch_size, CPU, seed, torch.channels_last)
+def loader(inputs: Images, train: bool, seed: int = 0) -> Loader:
+    number = torch.arange(10)
+    answers = number[:, None]  # [N, 1]: tells which sample, and which epoch
+    split = Split(inputs, number, answers, lambda epoch: answers + 100 * epoch)
+    return Loader(split, Place(layout=torch.channels_last), 4, seed, train)
 
 
 def test_evaluation_sees_the_centre_of_every_image_normalised_in_order():
-    data = dataset("random_resized_crop_flip")
-    batches = list(loader(data, "test").epoch())
+    inputs = images("random_resized_crop_flip")
+    batches = list(loader(inputs, train=False).epoch())
     assert [len(b.labels) for b in batches] == [4, 4, 2]
-    centre = data.test.images[:, :, 2:10, 2:10] / 255
-    expected = (centre - torch.tensor(data.mean)[:, None, None]) / torch.tensor(data.std)[:, None, None]
-    torch.testing.assert_close(torch.cat([b.images for b in batches]), expected)
+    centre = inputs.pixels[:, :, 2:10, 2:10] / 255
+    expected = (centre - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    torch.testing.assert_close(torch.cat([b.inputs for b in batches]), expected)
     assert torch.cat([b.labels for b in batches]).tolist() == list(range(10))
-    assert batches[0].images.is_contiguous(memory_format=torch.channels_last)
+    assert batches[0].inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
 def test_training_shuffles_drops_the_rest_and_repeats_itself_from_the_seed(augment):
     def run(seed, epoch):
-        return list(loader(dataset(augment), "train", seed=seed).epoch(epoch))
+        return list(loader(images(augment), train=True, seed=seed).epoch(epoch))
 
     first, again, later, other = run(0, 1), run(0, 1), run(0, 2), run(1, 1)
-    assert [tuple(b.images.shape) for b in first] == [(4, 3, 8, 8)] * 2
+    assert [tuple(b.inputs.shape) for b in first] == [(4, 3, 8, 8)] * 2
     assert all(torch.equal(x, y) for a, b in zip(first, again, strict=True) for x, y in zip(a, b, strict=True))
     orders = [torch.cat([b.labels for b in batches]).tolist() for batches in (first, later, other)]
     assert len({tuple(o) for o in orders}) == 3 and all(len(set(o)) == 8 for o in orders)
-    assert all(torch.equal(b.expert_predictions[:, 0], b.labels + 100) for b in first)  # the table of epoch 1
+    assert all(torch.equal(b.answers[:, 0], b.labels + 100) for b in first)  # the answers of epoch 1
 
 
 @pytest.mark.parametrize("kept", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
 def test_batches_do_not_depend_on_the_layout_the_images_are_kept_in(augment, kept):
-    plain, other = dataset(augment), dataset(augment)
-    other.train.images = other.train.images.contiguous(memory_format=kept)
-    for a, b in zip(loader(plain, "train").epoch(3), loader(other, "train").epoch(3), strict=True):
-        assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
-        assert b.images.is_contiguous(memory_format=torch.channels_last)
+    plain, other = images(augment), images(augment)
+    other.pixels = other.pixels.contiguous(memory_format=kept)
+    for a, b in zip(loader(plain, train=True).epoch(3), loader(other, train=True).epoch(3), strict=True):
+        assert torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels)
+        assert b.inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_crops_of_bytes_on_the_cpu_are_those_of_the_batched_way():
     """Image by image in threads, or in one grid_sample as on a GPU: the same draws, and pixels at most one byte apart."""
-    data = dataset("random_resized_crop_flip", side=12, size=12)  # nothing is made smaller
-    resident = loader(data, "train")
+    inputs = images("random_resized_crop_flip", side=12, size=12)  # nothing is made smaller
+    resident = loader(inputs, train=True)
     for step, batch in enumerate(resident.epoch(1)):
-        pixels = data.train.images[batch.labels]
-        there = resident.batch(pixels, batch.labels, 1, step)
-        apart = (batch.images - there.images).abs() * torch.tensor(data.std)[:, None, None] * 255
-        assert apart.max() <= 1.01 and torch.equal(batch.labels, there.labels)
+        there = resident.feed.prepare(inputs.pixels[batch.samples], 1, step)
+        apart = (batch.inputs - there).abs() * torch.tensor(STD)[:, None, None] * 255
+        assert apart.max() <= 1.01
 
 
 def test_what_cannot_be_augmented_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=r"dataset\.augment=blur is not one of none, flip, crop_flip, random_resized"):
-        loader(dataset("blur"), "train")
+        loader(images("blur"), train=True)
     with pytest.raises(UserError, match="kept at 6 x 6, smaller than the 8 x 8"):
-        loader(dataset(side=6), "test")
+        loader(images(side=6), train=False)
 
 
 def test_mixed_seeds_differ_in_every_argument():

@@ -3,15 +3,19 @@
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from l2d.data import cache
-from l2d.data.cache import cache_folder, decode, load_images
+from l2d.data.cache import decode, load_images
 from l2d.data.files import ImageFiles
+from l2d.data.images import image_preprocessing
+from l2d.data.manifest import cache_folder
 from l2d.errors import UserError
+from l2d.place.memory import available_memory
 
 
 @pytest.fixture
@@ -21,7 +25,7 @@ def files(tmp_path):
     root.mkdir()
     for i in range(5):
         Image.fromarray(noise(i)).save(root / f"{i}.png")
-    return ImageFiles(root, [f"{i}.png" for i in range(5)])
+    return ImageFiles(root, [f"{i}.png" for i in range(5)], image_preprocessing(8, 8, "none"), workers=2)
 
 
 def noise(i: int, height: int = 8, width: int = 8) -> np.ndarray:
@@ -29,13 +33,14 @@ def noise(i: int, height: int = 8, width: int = 8) -> np.ndarray:
 
 
 def load(files, tmp_path, feed="resident", on_error="error"):
-    return load_images({"train": files}, 8, feed, str(tmp_path / "cache"), 2, on_error)["train"]
+    return load_images({"train": replace(files, on_error=on_error)}, feed, str(tmp_path / "cache"))["train"]
 
 
 def assert_pixels(images, seeds):
     expected = np.stack([noise(i).transpose(2, 0, 1) for i in seeds])
-    assert images.numpy().dtype == np.uint8
-    np.testing.assert_array_equal(images.numpy(), expected)
+    assert images.pixels.numpy().dtype == np.uint8
+    np.testing.assert_array_equal(images.pixels.numpy(), expected)
+    assert list(images.ids()) == [f"{i}.png" for i in seeds]
 
 
 @pytest.mark.parametrize("size", [(6, 10), (10, 6), (6, 6)])
@@ -78,7 +83,7 @@ def test_a_changed_file_is_noticed(files, tmp_path, change):
         Image.fromarray(noise(2)[::-1].copy()).save(path)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     expected = np.asarray(Image.open(path)).transpose(2, 0, 1)
-    images = load(files, tmp_path)[0].numpy()
+    images = load(files, tmp_path)[0].pixels.numpy()
     np.testing.assert_array_equal(images[2], expected)
     np.testing.assert_array_equal(images[3], noise(3).transpose(2, 0, 1))
     assert len(list((tmp_path / "cache").iterdir())) == 1  # the stale one was replaced
@@ -139,14 +144,14 @@ def test_auto_streams_what_does_not_fit_and_says_so(files, tmp_path, monkeypatch
     assert not caplog.text
     monkeypatch.setattr(cache, "available_memory", lambda: 2 * needed - 2)
     images, kept = load(files, tmp_path, feed="auto")
-    assert images is files
+    assert images == files
     assert kept == [0, 1, 2, 3, 4]
     assert "streamed from disk" in caplog.text
     assert "streamed from disk" in capsys.readouterr().err
 
 
 def test_the_memory_of_this_machine_is_plausible():
-    assert 1e6 < cache.available_memory() < 1e15
+    assert 1e6 < available_memory() < 1e15
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

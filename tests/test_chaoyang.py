@@ -58,8 +58,8 @@ def test_labels_and_experts_entry_by_entry(load, tmp_path, train_json):
     assert dataset.annotators["label_A"]["test"].tolist() == [0, 2, 2, 3, 0, 2]
     assert dataset.annotators["label_B"]["train"].tolist() == [3, 1, 2, 2, 0, 1, 1, 3, 0, 0, 2, 3]
     assert dataset.annotators["label_B"]["test"].tolist() == [3, 1, 2, 2, 0, 1]
-    assert dataset.train.images.shape == (12, 3, 36, 36)
-    red = dataset.train.images[:, 0].float().mean((1, 2))
+    assert dataset.train.inputs.pixels.shape == (12, 3, 36, 36)
+    red = dataset.train.inputs.pixels[:, 0].float().mean((1, 2))
     assert torch.allclose(red, 10.0 * torch.arange(12), atol=2)  # in the order of the list
 
 
@@ -89,7 +89,7 @@ def test_eight_experts_are_two_recorded_and_six_modelled_on_them(load, composed,
     a = [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # label_A: always 2 where the label is 1
     b = np.array([[2, 0, 0, 1], [1, 2, 0, 0], [0, 1, 2, 0], [0, 0, 1, 2]]) / 3
     np.testing.assert_allclose(panel.confusion, [a, b, a, b, a, b])
-    table = panel.predictions("test", dataset.test.labels)
+    table = panel.answers("test", dataset.test.labels)
     assert table[:, 0].tolist() == [0, 2, 2, 3, 0, 2]
     assert table[:, [2, 4, 6]].T.tolist() == [[0, 2, 2, 3, 0, 2]] * 3  # A's confusion leaves no choice
 
@@ -121,7 +121,7 @@ def test_the_defaults_are_the_recipe_of_the_paper(composed):
         ({"name": None}, "None, which is not the path"),
     ],
 )
-def test_entries_that_cannot_be(load, tmp_path, entry, sentence):
+def test_invalid_entries_are_rejected(load, tmp_path, entry, sentence):
     write_release(tmp_path / "data", edit=lambda lists: lists["train"][0].update(entry))
     (tmp_path / "elsewhere").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "elsewhere/secret.JPG", format="JPEG")
@@ -141,7 +141,7 @@ def test_entries_that_cannot_be(load, tmp_path, entry, sentence):
         (lambda lists: lists["train"].append("a"), "must be a list of records"),
     ],
 )
-def test_lists_that_cannot_be(load, tmp_path, edit, sentence):
+def test_invalid_lists_are_rejected(load, tmp_path, edit, sentence):
     write_release(tmp_path / "data", edit=edit)
     with pytest.raises(UserError, match=sentence):
         load()
@@ -184,6 +184,7 @@ def test_truncated_and_empty_images_are_named(load, tmp_path):
         load("dataset.on_error=skip")
 
 
+@pytest.mark.slow
 def test_a_whole_run_through_the_command_line(tmp_path):
     write_release(tmp_path / "data")
     settings = (

@@ -81,14 +81,14 @@ def test_images_and_labels_are_those_of_the_files(tmp_path, protocol):
     parts = contents()
     write(tmp_path, parts, protocol)
     dataset = load(tmp_path)
-    assert dataset.class_names == FINE.split() and dataset.image_shape == (3, 32, 32)
+    assert dataset.class_names == FINE.split() and dataset.preprocessing.shape == (3, 32, 32)
     for split, count in ((dataset.train, 200), (dataset.test, 100)):
-        assert split.images.shape == (count, 3, 32, 32) and split.images.dtype == torch.uint8
+        assert split.inputs.pixels.shape == (count, 3, 32, 32) and split.inputs.pixels.dtype == torch.uint8
     raw = parts["train"]
     assert dataset.train.labels.tolist() == raw[b"fine_labels"]
     for channel, row, column in ((0, 0, 0), (1, 4, 7), (2, 31, 30)):  # planes R, G, B; rows of 32
         pixel = raw[b"data"][5, 1024 * channel + 32 * row + column]
-        assert dataset.train.images[5, channel, row, column] == pixel
+        assert dataset.train.inputs.pixels[5, channel, row, column] == pixel
 
 
 def test_the_groups_are_every_superclass_and_the_fifty_biological_classes(tmp_path):
@@ -196,6 +196,7 @@ def test_download_is_torchvisions(tmp_path, monkeypatch):
         load(tmp_path, download=True)
 
 
+@pytest.mark.slow
 def test_a_whole_run_through_the_command_line(tmp_path):
     write(tmp_path, contents())
     command = [

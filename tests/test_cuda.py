@@ -7,27 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from l2d.training.device import Device
-from l2d.training.ranks import Ranks
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l2d.data import Dataset, ResidentLoader, Split
+from l2d.data import Batch, Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS, _crops
-from l2d.evaluation import decide
-from l2d.evaluation.metrics import tally
+from l2d.decisions import decide
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
+from l2d.place import Place
 from l2d.signals import StopSignal
-from l2d.training.loop import fit
-from l2d.training.schedule import make_schedule
+from l2d.systems import ScoreSystem
+from l2d.training.checkpoint import Checkpoints
+from l2d.training.loop import fit, forward
 from l2d.training.state import TrainingState
 
 K, J, B = 4, 3, 6
 CUDA = torch.device("cuda")
-CPU = Device.choose("cpu", "float32")
+PREPROCESSING = Preprocessing((3, 8, 8), (0.5,) * 3, (0.5,) * 3, augment="crop_flip")
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_a_tensor_left_on_the_cpu_is_noticed(batch, which):
         DeferralLoss("picce", "ce", K)(*mixed)
     if which != 1:
         with pytest.raises(RuntimeError, match="same device"):
-            decide(mixed[0], mixed[2], K)
+            decide(mixed[0], K, available=mixed[2] >= 0)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +96,42 @@ def test_models_score_on_the_device_and_bf16_scores_give_a_float32_loss(fake, ma
 
 def test_decisions_are_made_on_the_device(batch):
     scores, _, answers = batch
-    action = decide(scores, answers, K)
-    assert action.device.type == "cuda"
-    assert action.shape == (B,)
+    decision = decide(scores, K, costs=torch.zeros(J), available=answers >= 0)  # costs are moved to the beliefs
+    assert {part.device.type for part in decision} == {"cuda"}
+    assert [tuple(part.shape) for part in decision] == [(B,), (B,), (B, J), (B, J)]
 
 
-def test_the_metrics_are_counted_on_the_device(batch):
-    counts = tally(*batch, K)
-    assert (counts.device.type, counts.shape) == ("cuda", (6 + 2 * J,))
-    with pytest.raises(RuntimeError, match="same device"):
-        tally(*on_cpu(batch, 1), K)
+@pytest.mark.parametrize("base", BASES)
+def test_beliefs_are_formed_on_the_device(batch, base):
+    system = ScoreSystem(lambda outputs: torch.nn.Identity(), DeferralLoss("vanilla", base, K), K, J)
+    beliefs = system.beliefs(batch[0])
+    assert (beliefs.device.type, beliefs.shape, beliefs.dtype) == ("cuda", (B, K + J), torch.float64)
+
+
+class CostlyLoss(DeferralLoss):
+    """With a buffer of costs and a parameter of its own."""
+
+    def __init__(self):
+        super().__init__("picce", "ce", K)
+        self.register_buffer("costs", torch.zeros(J))
+        self.temperature = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, scores, labels, answers):
+        return super().forward(scores * self.temperature, labels, answers) + self.costs.sum()
+
+
+def test_a_system_moves_to_its_place_with_its_loss():
+    """The meta device stands in for CUDA: fake tensors cannot be moved in place."""
+    meta = torch.device("meta")
+    system = ScoreSystem(lambda outputs: MLP(outputs, (3, 8, 8), 8, 1), CostlyLoss(), K, J)
+    place = Place(meta).take(system, OmegaConf.create({"channels_last": True, "compile": False}))
+    assert {"loss.costs", "loss.temperature", "backbone.1.weight"} <= set(system.state_dict())
+    assert {tensor.device.type for tensor in system.state_dict().values()} == {"meta"}
+    with meta:
+        batch = Batch(torch.zeros(B, 3, 8, 8), torch.arange(B) % K, torch.zeros(B, J), torch.arange(B))
+    outputs = forward(system, batch, place, rows=2 * B)
+    assert (outputs.device.type, outputs.shape) == ("meta", (B, K + J))
+    assert system.stages()[0].loss(outputs, batch).device.type == "meta"
 
 
 @pytest.mark.parametrize("name", [name for name, function in AUGMENTATIONS.items() if function])
@@ -116,18 +141,22 @@ def test_augmentation_happens_on_the_device(fake, name):
     assert (out.device.type, out.shape) == ("cuda", (B, 3, 24, 24))
 
 
+def images_and_answers(count: int) -> Split:
+    images = Images(torch.zeros(count, 3, 8, 8, dtype=torch.uint8), PREPROCESSING)
+    return Split(images, torch.arange(count) % K, torch.zeros(count, J, dtype=torch.int8))
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_batches_come_from_the_device(fake, monkeypatch, train):
     """A CUDA generator needs a driver: a CPU one stands in for it, which fake tensors accept."""
     cpu_generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device=None: cpu_generator())
-    split = Split(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), torch.zeros(10, dtype=torch.long))
-    data = Dataset("x", ["c"] * K, split, split, (3, 8, 8), augment="crop_flip", mean=(0.5,) * 3, std=(0.5,) * 3)
-    answers = torch.zeros(10, J, dtype=torch.int8)
-    loader = ResidentLoader(data, split, lambda epoch: answers, 4, CUDA, train=train, memory_format=torch.channels_last)
-    images, labels, table = next(iter(loader.epoch(1)))
-    assert {t.device.type for t in (images, labels, table)} == {"cuda"}
-    assert (images.dtype, images.shape, table.shape) == (torch.float32, (4, 3, 8, 8), (4, J))
+    split = images_and_answers(10)
+    loader = Loader(split, Place(CUDA, layout=torch.channels_last), 4, train=train)
+    batch = next(iter(loader.epoch(1)))
+    assert {part.device.type for part in batch} == {"cuda"}
+    assert [tuple(part.shape) for part in batch] == [(4, 3, 8, 8), (4,), (4, J), (4,)]
+    assert batch.inputs.dtype == torch.float32
 
 
 class Waiting(TorchDispatchMode):
@@ -165,28 +194,19 @@ class Fetching(TorchFunctionMode):
 
 @pytest.mark.parametrize("formulation", FORMULATIONS)
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize(("look_every", "expected"), [(5, {5, 10, 12}), (1, set(range(1, 13)))])
-def test_a_step_waits_for_the_device_only_at_the_log_interval(formulation, base, look_every, expected):
+@pytest.mark.parametrize(("check_every", "expected"), [(5, {5, 10, 12}), (1, set(range(1, 13)))])
+def test_a_step_waits_for_the_device_only_at_the_log_interval(
+    composed, tmp_path, formulation, base, check_every, expected
+):
     """Every operation of 12 steps, from the crop to the bookkeeping, on the CPU but with the interval of a CUDA device."""
-    split = Split(torch.zeros(48, 3, 8, 8, dtype=torch.uint8), torch.arange(48) % K)
-    data = Dataset("x", ["c"] * K, split, split, (3, 8, 8), augment="crop_flip", mean=(0.5,) * 3, std=(0.5,) * 3)
-    loader = ResidentLoader(data, split, lambda epoch: torch.zeros(48, J, dtype=torch.int8), 4, CPU.device, train=True)
-    model = MLP(K + J, (3, 8, 8), 8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-    settings = {
-        "epochs": 1,
-        "log_every": 5,
-        "clip_grad": 1.0,
-        "skip_nonfinite": 0,
-        "checkpoint_epochs": 0,
-        "checkpoint_minutes": 5,
-    }
-    schedule = make_schedule(optimizer, "cosine", len(loader), 1, 0)
-    state = TrainingState(None, model, optimizer, schedule, 12, OmegaConf.create(settings), CPU, Ranks(), StopSignal())
-    state.look_every = look_every
+    cfg = composed("trainer.epochs=1", "trainer.log_every=5", "trainer.clip_grad=1.0")
+    loader = Loader(images_and_answers(48), Place(), 4, train=True)
+    loss = DeferralLoss(formulation, base, K)
+    system = ScoreSystem(lambda outputs: MLP(outputs, (3, 8, 8), 8, 1), loss, K, J)
+    state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
+    state.check_every = check_every
     with Waiting(state) as waiting, Fetching(state) as fetching:
-        rows = fit(model, DeferralLoss(formulation, base, K), loader, state, lambda *step: None)
-        next(rows)
+        next(fit(state, loader, lambda *step: None))
     assert set(waiting.steps) == set(fetching.steps) == expected
     assert waiting.operations > 12 * 20
 

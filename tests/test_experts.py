@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from l2d.config import build
+from l2d.config import build, check
 from l2d.errors import UserError
 from l2d.experts import (
     ExpertPanel,
@@ -210,23 +210,23 @@ def panel(tiny_dataset):
 def test_train_and_test_are_drawn_independently_and_from_the_seed(panel):
     """Two independent draws agree with probability 1/2 * 1/2 + 9 * (1/18)^2 = 0.278 at accuracy 1/2 of 10 classes."""
     labels = torch.arange(4000) % 10
-    train, test = (panel("once").predictions(split, labels) for split in ("train", "test"))
-    other_seed = panel("once", seed=1).predictions("train", labels)
+    train, test = (panel("once").answers(split, labels) for split in ("train", "test"))
+    other_seed = panel("once", seed=1).answers("train", labels)
     for pair in ((train, test), (train, other_seed), (train[:, :1], train[:, 1:])):
         assert agreement(*pair) == pytest.approx(0.278, abs=0.03)
-    assert torch.equal(train, panel("once").predictions("train", labels))
+    assert torch.equal(train, panel("once").answers("train", labels))
 
 
 def test_per_epoch_redraws_training_answers_and_nothing_else(panel):
     labels = torch.arange(4000) % 10
     once, again = panel("once"), panel("per_epoch")
-    assert torch.equal(once.predictions("train", labels, 0), once.predictions("train", labels, 7))
-    assert torch.equal(again.predictions("test", labels, 0), again.predictions("test", labels, 7))
-    draws = [again.predictions("train", labels, epoch) for epoch in range(3)] + [again.predictions("test", labels)]
+    assert torch.equal(once.answers("train", labels, 0), once.answers("train", labels, 7))
+    assert torch.equal(again.answers("test", labels, 0), again.answers("test", labels, 7))
+    draws = [again.answers("train", labels, epoch) for epoch in range(3)] + [again.answers("test", labels)]
     for i in range(4):
         for j in range(i):
             assert agreement(draws[i], draws[j]) == pytest.approx(0.278, abs=0.03)
-    assert torch.equal(draws[1], again.predictions("train", labels, 1))
+    assert torch.equal(draws[1], again.answers("train", labels, 1))
 
 
 def test_a_matrix_that_does_not_fit_is_refused(tiny_dataset):
@@ -234,8 +234,11 @@ def test_a_matrix_that_does_not_fit_is_refused(tiny_dataset):
     for wrong in (np.full((2, 5), 0.5), np.full(4, 0.5), np.full((2, 4), 1.5), np.full((2, 4), np.nan)):
         with pytest.raises(UserError, match="4 classes"):
             make_panel(wrong, dataset, "once", 0)
-    with pytest.raises(UserError, match="once or per_epoch"):
-        make_panel(np.full((2, 4), 0.5), dataset, "sometimes", 0)
+
+
+def test_answers_are_drawn_once_or_per_epoch_and_nothing_else(composed):
+    with pytest.raises(UserError, match=r"^experts\.resample=sometimes .*once or per_epoch"):
+        check(composed("experts.resample=sometimes"))
 
 
 def test_human_experts_are_the_first_annotators(tiny_dataset):
@@ -244,7 +247,7 @@ def test_human_experts_are_the_first_annotators(tiny_dataset):
     assert experts.names == ["annotator_0", "annotator_1"]
     assert experts.num == 2
     for split in ("train", "test"):
-        table = experts.predictions(split, getattr(dataset, split).labels, epoch=3)
+        table = experts.answers(split, getattr(dataset, split).labels, epoch=3)
         for j in range(2):
             assert table[:, j].tolist() == dataset.annotators[f"annotator_{j}"][split].tolist()
 

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from l2d.config import build
-from l2d.data import make_loader
-from l2d.data.files import ImageFiles
+from l2d.data import ImageFiles, Loader
 from l2d.errors import UserError
 from l2d.experts import human
+from l2d.place import Place
 
 # path, label, split, two annotators; ada skipped two images.
 ROWS = [
@@ -65,8 +65,8 @@ def check_manifest_dataset(dataset):
         "ada": {"train": [0, -1, 2], "test": [0, -1]},
         "bob": {"train": [1, 1, 0], "test": [1, 2]},
     }
-    assert dataset.test.images[:, 0].float().mean((1, 2)).tolist() == [60, 80]
-    assert human(dataset, 2).predictions("test", dataset.test.labels).tolist() == [[0, 1], [-1, 2]]
+    assert dataset.test.inputs.pixels[:, 0].float().mean((1, 2)).tolist() == [60, 80]
+    assert human(dataset, 2).answers("test", dataset.test.labels).tolist() == [[0, 1], [-1, 2]]
 
 
 def test_a_csv_manifest_entry_by_entry(load, tmp_path):
@@ -122,7 +122,7 @@ def test_a_folder_tree(load, tmp_path):
     assert dataset.class_names == ["cat", "dog"]
     assert dataset.train.labels.tolist() == [0] * 5 + [1] * 4
     assert dataset.test.labels.tolist() == [0, 0, 1, 1]
-    colours = [tuple(image[:, 18, 18].tolist()) for image in dataset.train.images]
+    colours = [tuple(image[:, 18, 18].tolist()) for image in dataset.train.inputs.pixels]
     assert colours == [(0, 20 * n, 0) for n in range(4)] + [(0, 0, 7)] + [(100, 20 * n, 0) for n in range(4)]
     assert dataset.annotators == {}
     with pytest.raises(UserError, match="has none"):
@@ -140,9 +140,9 @@ def test_groups_are_class_names_in_their_order(load, tmp_path):
 def test_streaming_keeps_the_files_on_disk(load, tmp_path):
     write_csv(tmp_path / "data")
     dataset = load("dataset.manifest=labels.csv", "dataset.feed=stream", "dataset.workers=1", "dataset.on_error=skip")
-    images = dataset.train.images
+    images = dataset.train.inputs
     assert isinstance(images, ImageFiles)
-    assert (images.paths, images.resize, images.workers) == (["a/1.png", "a/2.png", "a/3.png"], 36, 1)
+    assert (images.paths, images.preprocessing.resize, images.workers) == (["a/1.png", "a/2.png", "a/3.png"], 36, 1)
     assert images.on_error == "skip"
     assert not (tmp_path / "cache").exists()
 
@@ -162,7 +162,7 @@ def test_streaming_keeps_the_files_on_disk(load, tmp_path):
         (("a/1.png", "cat", "train", "cat", "dog", "dog"), "record 1, does not have the header's 5 cells"),
     ],
 )
-def test_rows_that_cannot_be(load, tmp_path, changed, sentence):
+def test_invalid_rows_are_rejected(load, tmp_path, changed, sentence):
     write_csv(
         tmp_path / "data", [changed, *ROWS[1:], ("a/1.png", "cat", "train", "", "")][: 5 + ("2.png" in changed[0])]
     )
@@ -181,14 +181,14 @@ def test_rows_that_cannot_be(load, tmp_path, changed, sentence):
         (b'path,label,split\n"a/1.png,cat,train\n', "not a CSV file"),
     ],
 )
-def test_manifests_that_cannot_be(load, tmp_path, content, sentence):
+def test_invalid_manifests_are_rejected(load, tmp_path, content, sentence):
     write_images(tmp_path / "data")
     (tmp_path / "data/labels.csv").write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         load("dataset.manifest=labels.csv")
 
 
-def test_layouts_that_cannot_be(load, tmp_path):
+def test_invalid_layouts_are_rejected(load, tmp_path):
     with pytest.raises(UserError, match=r"dataset\.root=.* does not exist"):
         load()
     write_images(tmp_path / "data")
@@ -241,11 +241,10 @@ def test_resident_and_stream_hold_the_same_images(load, tmp_path):
     batches = []
     for feed in ("resident", "stream"):
         dataset = load(f"dataset.feed={feed}", "dataset.workers=1")
-        settings = (3, torch.device("cpu"), 0, torch.contiguous_format)
-        batches.append(list(make_loader(dataset, "test", lambda _: torch.zeros(4, 1), *settings).epoch()))
+        batches.append(list(Loader(dataset.test, Place(), batch_size=3).epoch()))
     for resident, stream in zip(*batches, strict=True):
         assert torch.equal(resident.labels, stream.labels)
-        assert torch.equal(resident.images, stream.images)
+        assert torch.equal(resident.inputs, stream.inputs)
 
 
 def run(tmp_path, *overrides):
@@ -260,6 +259,7 @@ def run(tmp_path, *overrides):
     )
 
 
+@pytest.mark.slow
 def test_a_whole_run_through_the_command_line(tmp_path):
     write_csv(tmp_path / "data")
     done = run(tmp_path, "dataset.manifest=labels.csv", "experts=mixed", "experts.num=3")
@@ -268,6 +268,7 @@ def test_a_whole_run_through_the_command_line(tmp_path):
     assert [expert["name"] for expert in result["experts"]] == ["ada", "bob", "ada_simulated_1"]
 
 
+@pytest.mark.slow
 def test_a_damaged_image_ends_the_command_with_a_sentence(tmp_path):
     write_csv(tmp_path / "data")
     (tmp_path / "data/b/4.png").write_bytes(b"")

@@ -25,15 +25,19 @@ def picture(path, k: int) -> None:
     image.convert(mode).save(path, format=format)
 
 
-@pytest.fixture
-def root(tmp_path):
+def write_release(root) -> None:
     for split, count in (("train", 4), ("val", 2)):
         for wnid in WNIDS:
-            folder = tmp_path / "imagenet" / split / wnid
+            folder = root / split / wnid
             folder.mkdir(parents=True)
             for k in range(count):
                 picture(folder / f"{wnid}_{k}.JPEG", k)
             os.utime(folder, (1e9, 1e9))  # changed long ago
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_release(tmp_path / "imagenet")
     return tmp_path / "imagenet"
 
 
@@ -58,8 +62,8 @@ def test_a_class_is_the_rank_of_its_wnid_and_the_dogs_are_a_group(root):
     assert dataset.class_names == WNIDS and dataset.groups == {"dog": [1, 2, 3]}
     assert (len(dataset.train), len(dataset.test)) == (20, 10)
     for split, folder in ((dataset.train, "train"), (dataset.test, "val")):
-        for path, label in zip(split.images.paths, split.labels.tolist(), strict=True):
-            assert path.startswith(f"{folder}/{WNIDS[label]}/") and (split.images.root / path).is_file()
+        for path, label in zip(split.inputs.paths, split.labels.tolist(), strict=True):
+            assert path.startswith(f"{folder}/{WNIDS[label]}/") and (split.inputs.root / path).is_file()
 
 
 def test_the_dogs_alone_are_a_task_of_their_own(root):
@@ -76,17 +80,17 @@ def forbid_listing(monkeypatch):
 
 
 def test_the_index_is_kept_and_only_changed_folders_are_listed_again(root, monkeypatch):
-    before = load(root).train.images.paths
+    before = load(root).train.inputs.paths
     with monkeypatch.context() as patch:
         forbid_listing(patch)
-        assert load(root).train.images.paths == before
+        assert load(root).train.inputs.paths == before
         load(root, subset="dogs")
     changed = root / "train" / WNIDS[1]
     (changed / f"{WNIDS[1]}_0.JPEG").rename(changed / "new.JPEG")
     listed = []
     real = module._images
     monkeypatch.setattr(module, "_images", lambda root, folder: listed.append(folder) or real(root, folder))
-    after = load(root).train.images.paths
+    after = load(root).train.inputs.paths
     assert set(before) ^ set(after) == {f"train/{WNIDS[1]}/{WNIDS[1]}_0.JPEG", f"train/{WNIDS[1]}/new.JPEG"}
     assert listed == [f"train/{WNIDS[1]}"]
 
@@ -105,17 +109,17 @@ def test_a_folder_that_changed_just_now_is_not_trusted(root):
     "damage", [lambda c: c[:-9], lambda c: b"", lambda c: c.replace(b"n01440764_1", b"n01440764_9")]
 )
 def test_a_damaged_index_is_made_again(root, damage):
-    before = load(root).train.images.paths
-    (index,) = (root.parent / "cache").glob("*.index")
+    before = load(root).train.inputs.paths
+    (index,) = (root.parent / "cache").glob("*.index2")
     index.write_bytes(damage(index.read_bytes()))
-    assert load(root).train.images.paths == before
+    assert load(root).train.inputs.paths == before
     assert [f.name for f in (root.parent / "cache").iterdir()] == [index.name]
 
 
 def test_the_index_goes_to_the_users_cache_folder_unless_told_otherwise(root, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     load(root, cache=None)
-    assert len(list((tmp_path / "xdg" / "l2d").glob("*.index"))) == 1
+    assert len(list((tmp_path / "xdg" / "l2d").glob("*.index2"))) == 1
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot be written .*dataset\.cache"):
         load(root, cache=str(tmp_path / "file"))
@@ -186,6 +190,7 @@ def train(root, *overrides: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_whole_runs_through_the_command_line(root):
     done = train(root)
     assert (done.returncode, done.stderr) == (0, "")

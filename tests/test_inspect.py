@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from l2d.data import Dataset, Split
-from l2d.data.files import ImageFiles
+from l2d.data import Dataset, ImageFiles, Images, Preprocessing, Split
 from l2d.inspect import main
 from l2d.inspect.sheet import spread
 
+PREPROCESSING = Preprocessing((3, 8, 8), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
 SMALL = ("experts=human", "backbone.hidden=4", "backbone.layers=1")
 
 
@@ -40,18 +40,18 @@ def pets(monkeypatch):
     ann = {"train": np.array([0, 1, 1, -1], np.int8), "test": np.array([0, 0], np.int8)}
     rng = np.random.default_rng(0)
     splits = {
-        s: Split(torch.from_numpy(rng.integers(0, 256, (len(y), 3, 8, 8), dtype=np.uint8)), torch.from_numpy(y))
+        s: Split(
+            Images(torch.from_numpy(rng.integers(0, 256, (len(y), 3, 8, 8), dtype=np.uint8)), PREPROCESSING),
+            torch.from_numpy(y),
+        )
         for s, y in labels.items()
     }
     dataset = Dataset(
         name="pets",
         class_names=["cat", "dog", "[bird]"],
         **splits,
-        image_shape=(3, 8, 8),
         groups={"furry": [0, 1]},
         annotators={"ann": ann, "bob": {s: y.astype(np.int8) for s, y in labels.items()}},
-        mean=(0.5, 0.5, 0.5),
-        std=(0.2, 0.2, 0.2),
     )
     monkeypatch.setattr("l2d.inspect.report.load_dataset", lambda cfg: dataset)
     return dataset
@@ -75,7 +75,7 @@ def on_disk(pets, tmp_path):
     whole = jpeg((20, 10))
     for name, content in {"a.jpg": whole, "b.jpg": whole[:-400], "c.jpg": b"", "d.jpg": jpeg((30, 30))}.items():
         (tmp_path / name).write_bytes(content)
-    pets.train.images = ImageFiles(tmp_path, ["a.jpg", "b.jpg", "c.jpg", "d.jpg"])
+    pets.train.inputs = ImageFiles(tmp_path, ["a.jpg", "b.jpg", "c.jpg", "d.jpg"], PREPROCESSING)
 
 
 def test_counts_accuracies_and_missing_answers(check, pets):
@@ -87,7 +87,7 @@ def test_counts_accuracies_and_missing_answers(check, pets):
     # ann answered three of four training images, two of them right; one of two test images is right
     assert rows(out, "ann") == [["66.67", "50.00", "25.00", "0.00"]] * 2  # as an annotator, and as the chosen expert
     assert rows(out, "bob") == [["100.00", "100.00", "0.00", "0.00"]]
-    assert "A missing answer counts as not available" in " ".join(out.split())
+    assert "A missing answer is left out of the training" in " ".join(out.split())
     assert "At least one expert is right on 50.00 of train and 50.00 of test." in out
 
 
@@ -110,7 +110,7 @@ def test_memory_is_stated(check, pets):
 def test_many_classes_are_summarised(check, pets):
     pets.class_names = [f"k{i}" for i in range(21)]
     pets.train.labels = torch.tensor([0, *range(21)])  # two of k0, one of every other
-    pets.train.images = torch.zeros(22, 3, 8, 8, dtype=torch.uint8)
+    pets.train.inputs = Images(torch.zeros(22, 3, 8, 8, dtype=torch.uint8), PREPROCESSING)
     pets.annotators = {}
     _, out, _ = check("experts.group=furry", "experts.num=2")
     assert rows(out, "train")[0] == ["1", "1", "2", "1", "(k1,", "k2,", "k3", "and", "17", "more),", "2", "(k0)"]

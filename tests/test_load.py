@@ -9,10 +9,12 @@ import torch
 
 from l2d.data.synthetic import synthetic
 from l2d.errors import UserError
-from l2d.evaluation import evaluate
+from l2d.evaluation import METRICS, measure, observe
 from l2d.experts import accuracy_matrix, disjoint_domains, simulate
 from l2d.losses import DeferralLoss
 from l2d.models import MLP
+from l2d.systems import ScoreSystem
+from l2d.training.loop import Predicted
 
 J, K, N = 500, 10_000, 20_000
 
@@ -68,7 +70,9 @@ def test_evaluation_at_that_size_counts_every_sample_once(table):
     scores[torch.arange(1000, 2000), K + labels[1000:] // (K // J)] = (
         1.0  # and the owner of the class is asked on the second
     )
-    metrics = evaluate(scores, labels, predictions, K)
+    system = ScoreSystem(lambda outputs: torch.nn.Identity(), DeferralLoss("vanilla", "ce", K), K, J)
+    outcome = observe(system, Predicted(scores, labels, predictions, torch.arange(2000)))
+    metrics = measure(outcome, METRICS)
     assert metrics["system_error"] == 0 and metrics["coverage"] == 50 and metrics["expert_accuracy_deferred"] == 100
     assert len(metrics["deferred_to"]) == J and sum(metrics["deferred_to"]) == pytest.approx(50)
 

@@ -4,35 +4,24 @@ import numpy as np
 import pytest
 import torch
 
-from l2d.data import Dataset, ResidentLoader, Split
+from l2d.data import Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS
+from l2d.place import Place
 
-CPU = torch.device("cpu")
 COUNT = 23
 
 
 @pytest.fixture
 def numbered():
-    """A dataset whose sample i carries i in its pixels, its label and its answers."""
+    """A split whose sample i carries i in its pixels, its label and its answers."""
     number = torch.arange(COUNT)
-    images = number.to(torch.uint8)[:, None, None, None].expand(COUNT, 3, 8, 8).contiguous()
-    split = Split(images, number)
-    return Dataset(
-        name="numbered",
-        class_names=[str(i) for i in range(COUNT)],
-        train=split,
-        test=split,
-        image_shape=(3, 8, 8),
-        augment="crop_flip",
-        mean=(0.5, 0.25, 0.0),
-        std=(0.2, 0.5, 1.0),
-    )
+    pixels = number.to(torch.uint8)[:, None, None, None].expand(COUNT, 3, 8, 8).contiguous()
+    preprocessing = Preprocessing((3, 8, 8), (0.5, 0.25, 0.0), (0.2, 0.5, 1.0), augment="crop_flip")
+    return Split(Images(pixels, preprocessing), number, torch.stack([number, number + 100], dim=1))
 
 
-def loader(dataset: Dataset, train: bool, batch_size: int = 5, seed: int = 0, table=None) -> ResidentLoader:
-    split = dataset.train if train else dataset.test
-    table = table or (lambda epoch: torch.stack([split.labels, split.labels + 100], dim=1))
-    return ResidentLoader(dataset, split, table, batch_size, CPU, seed=seed, train=train)
+def loader(split: Split, train: bool, batch_size: int = 5, seed: int = 0) -> Loader:
+    return Loader(split, Place(), batch_size, seed, train)
 
 
 def test_evaluation_sees_every_sample_once_in_order(numbered):
@@ -59,8 +48,9 @@ def test_a_batch_larger_than_the_data_is_the_data(numbered):
 @pytest.mark.parametrize("train", [False, True])
 def test_images_labels_and_answers_stay_together_and_pixels_are_normalised(numbered, train):
     """(i / 255 - mean) / std, worked out channel by channel; a constant image survives crop and flip."""
-    for images, labels, answers in loader(numbered, train).epoch(2):
+    for images, labels, answers, samples in loader(numbered, train).epoch(2):
         assert images.dtype == torch.float32
+        assert torch.equal(samples, labels)
         assert answers.tolist() == [[y, y + 100] for y in labels.tolist()]
         for image, y in zip(images, labels.tolist(), strict=True):
             for channel, mean, std in zip(image, (0.5, 0.25, 0.0), (0.2, 0.5, 1.0), strict=True):
@@ -68,9 +58,27 @@ def test_images_labels_and_answers_stay_together_and_pixels_are_normalised(numbe
 
 
 def test_float_images_are_used_as_they_are(numbered):
-    numbered.test.images = torch.randn(COUNT, 3, 8, 8)
-    images = torch.cat([b.images for b in loader(numbered, train=False).epoch()])
-    assert torch.equal(images, numbered.test.images)
+    numbered.inputs = Images(torch.randn(COUNT, 3, 8, 8))
+    images = torch.cat([b.inputs for b in loader(numbered, train=False).epoch()])
+    assert torch.equal(images, numbered.inputs.pixels)
+
+
+def test_a_bare_tensor_is_images_in_memory_as_the_model_sees_them():
+    split = Split(torch.randn(4, 3, 8, 8), torch.arange(4))
+    assert isinstance(split.inputs, Images) and split.inputs.preprocessing.shape == (3, 8, 8)
+    assert split.answers.shape == (4, 0)
+    (batch,) = loader(split, train=False).epoch()
+    assert torch.equal(batch.inputs, split.inputs.pixels)
+
+
+def test_samples_taken_from_a_split_keep_their_pixels_labels_names_and_answers(numbered):
+    numbered.inputs.names = [f"{i}.png" for i in range(COUNT)]
+    numbered.redraw = lambda epoch: numbered.answers + epoch
+    taken = numbered.take(torch.tensor([7, 3]))
+    assert taken.inputs.pixels[:, 0, 0, 0].tolist() == taken.labels.tolist() == [7, 3]
+    assert list(taken.inputs.ids()) == ["7.png", "3.png"]
+    assert taken.answers.tolist() == [[7, 107], [3, 103]]
+    assert taken.redraw(2).tolist() == [[9, 109], [5, 105]]
 
 
 def test_order_follows_from_seed_and_epoch_alone(numbered):
@@ -85,17 +93,18 @@ def test_order_follows_from_seed_and_epoch_alone(numbered):
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
-def test_training_answers_are_those_of_the_epoch(numbered):
-    train = loader(numbered, train=True, table=lambda epoch: torch.full((COUNT, 2), epoch))
+def test_answers_that_are_redrawn_are_those_of_the_epoch(numbered):
+    numbered.redraw = lambda epoch: torch.full((COUNT, 2), epoch)
+    train = loader(numbered, train=True)
     for epoch in (0, 1, 5):
-        assert all((b.expert_predictions == epoch).all() for b in train.epoch(epoch))
+        assert all((b.answers == epoch).all() for b in train.epoch(epoch))
 
 
 def test_augmentation_repeats_for_its_seed_epoch_and_step_only(numbered):
-    numbered.train.images = torch.randint(256, (COUNT, 3, 8, 8), dtype=torch.uint8)
+    numbered.inputs.pixels = torch.randint(256, (COUNT, 3, 8, 8), dtype=torch.uint8)
 
     def images(seed: int, epoch: int) -> list[torch.Tensor]:
-        return [b.images for b in loader(numbered, train=True, batch_size=COUNT, seed=seed).epoch(epoch)]
+        return [b.inputs for b in loader(numbered, train=True, batch_size=COUNT, seed=seed).epoch(epoch)]
 
     assert torch.equal(images(0, 1)[0], images(0, 1)[0])
     assert not torch.equal(images(0, 1)[0].sort(0)[0], images(0, 2)[0].sort(0)[0])

@@ -75,15 +75,15 @@ def test_labels_and_experts_entry_by_entry(load, tmp_path):
     for split, folds in (("train", "1234"), ("test", "5")):
         paths = sorted(p for p in answers if p.split("/")[1][4:] in folds)
         data = getattr(dataset, split)
-        assert data.images.shape == (len(paths), 3, 36, 36)
-        assert data.images.dtype == torch.uint8
+        assert data.inputs.pixels.shape == (len(paths), 3, 36, 36)
+        assert data.inputs.pixels.dtype == torch.uint8
         for i, path in enumerate(paths):
             counts = [answers[path].count(c) for c in CLASSES]
             assert data.labels[i] == counts.index(max(counts)), path
             for j, annotator in enumerate(ORDER):
                 assert CLASSES[dataset.annotators[annotator][split][i]] == answers[path][j]
             pixels = Image.open(tmp_path / "data" / path).resize((36, 36), Image.Resampling.BILINEAR)
-            np.testing.assert_array_equal(data.images[i].numpy(), np.asarray(pixels).transpose(2, 0, 1))
+            np.testing.assert_array_equal(data.inputs.pixels[i].numpy(), np.asarray(pixels).transpose(2, 0, 1))
             if "image_0000" in path:
                 assert CLASSES[data.labels[i]] == BY_HAND[int(path.split("/")[1][4:])][1]
 
@@ -104,7 +104,7 @@ def test_damaged_images_are_left_out_with_their_answers(load, tmp_path):
         load()
     dataset = load("dataset.on_error=skip")
     kept = [i for i in range(16) if i != 3]
-    assert torch.equal(dataset.train.images, whole.train.images[kept])
+    assert torch.equal(dataset.train.inputs.pixels, whole.train.inputs.pixels[kept])
     assert torch.equal(dataset.train.labels, whole.train.labels[kept])
     for annotator in ORDER:
         assert dataset.annotators[annotator]["train"].tolist() == whole.annotators[annotator]["train"][kept].tolist()
@@ -148,7 +148,7 @@ def everywhere(path):
         (everywhere("../fold1/a.png"), "'../fold1/a.png', which leads out of"),
     ],
 )
-def test_annotations_that_cannot_be(load, tmp_path, edit, sentence):
+def test_invalid_annotations_are_rejected(load, tmp_path, edit, sentence):
     write_release(tmp_path / "data", edit=edit)
     with pytest.raises(UserError, match=sentence):
         load()
@@ -183,6 +183,7 @@ def test_invalid_settings_are_rejected(load, tmp_path, override, sentence):
         load(override)
 
 
+@pytest.mark.slow
 def test_a_whole_run_through_the_command_line(tmp_path):
     write_release(tmp_path / "data")
     settings = (

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from l2d.config import build
-from l2d.data import Dataset, Split
+from l2d.config import build, check
+from l2d.data import Dataset, Loader, Split
 from l2d.errors import UserError
-from l2d.experts import human, make_panel, mixed, simulate
+from l2d.experts import ExpertPanel, human, make_panel, mixed, simulate
 from l2d.experts import panel as panel_module
+from l2d.place import Place
+from l2d.task import make_task
 
 #                  labels: 0  0  0  0  1  1  1  1  2  2, answers of two annotators, -1 where there is none
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
@@ -27,13 +29,12 @@ def dataset():
         class_names=["a", "b", "c"],
         train=Split(torch.zeros(10, 3, 4, 4, dtype=torch.uint8), torch.from_numpy(LABELS)),
         test=Split(torch.zeros(10, 3, 4, 4, dtype=torch.uint8), torch.from_numpy(LABELS[::-1].copy())),
-        image_shape=(3, 4, 4),
         annotators={"047": {"train": A, "test": A[::-1]}, "966": {"train": B, "test": B[::-1]}},
     )
 
 
 def table(panel, dataset, split, epoch=0):
-    return panel.predictions(split, getattr(dataset, split).labels, epoch)
+    return panel.answers(split, getattr(dataset, split).labels, epoch)
 
 
 @pytest.mark.parametrize(("num", "answers"), [(1, [A]), (2, [A, B]), (None, [A, B])])
@@ -123,23 +124,24 @@ def test_answers_follow_the_confusion_within_sampling_error():
                 assert abs(counts[a] - p) <= 5 * np.sqrt(p * (1 - p) / 20_000), (j, y, a)
 
 
-def test_tables_are_drawn_once_and_only_the_current_ones_are_kept(dataset, monkeypatch):
-    drawn = []
+@pytest.mark.parametrize(("resample", "later"), [("once", []), ("per_epoch", [1, 2, 3])])
+def test_a_task_draws_its_tables_once_and_anew_in_every_epoch_only_if_asked(
+    dataset, composed, monkeypatch, resample, later
+):
+    drawn = []  # streams: 0 is the test split, 1 + e training epoch e
     monkeypatch.setattr(panel_module, "simulate", lambda *a: drawn.append(a[-1]) or simulate(*a))
-    panel = make_panel(np.full((2, 3), 0.5), dataset, "per_epoch", 0)
-    for _ in range(3):
-        table(panel, dataset, "train", 1), table(panel, dataset, "test", 1)
-    assert drawn == [2, 0]  # streams: training epoch 1, test
-    first = table(panel, dataset, "train", 1).clone()
-    assert not torch.equal(table(panel, dataset, "train", 2), first)
-    torch.testing.assert_close(table(panel, dataset, "train", 1), first)
-    assert drawn == [2, 0, 3, 2]
-
-
-def test_other_labels_are_never_answered_from_an_old_table(dataset):
-    panel = make_panel(np.ones((1, 3)), dataset, "once", 0)
-    for labels in (torch.tensor([0, 1, 2]), torch.tensor([2, 2, 0])):
-        assert panel.predictions("test", labels)[:, 0].tolist() == labels.tolist()
+    cfg = composed("experts=mixed", f"experts.resample={resample}")
+    task = make_task(cfg, dataset)
+    assert sorted(drawn) == [0, 1]
+    train, test = (Loader(split, Place(), 5) for split in (task.train, task.test))
+    drawn.clear()
+    tables = []
+    for epoch in range(3):
+        tables.append(torch.cat([batch.answers for batch in train.epoch(epoch)]))
+        assert torch.equal(torch.cat([batch.answers for batch in test.epoch(epoch)]), task.test.answers)
+    assert drawn == later[1:]
+    assert torch.equal(tables[0], task.train.answers)
+    assert [torch.equal(table, tables[0]) for table in tables[1:]] == [not later] * 2
 
 
 def test_recorded_answers_are_never_redrawn_but_extras_are(dataset):
@@ -150,15 +152,23 @@ def test_recorded_answers_are_never_redrawn_but_extras_are(dataset):
     assert torch.equal(table(panel, dataset, "test", 0), table(panel, dataset, "test", 1))
 
 
-def test_settings_that_cannot_be(dataset):
+def test_invalid_settings_are_rejected(dataset, composed):
     with pytest.raises(UserError, match="confusion or accuracy"):
         mixed(dataset, 4, None, "copy", "once", 0)
-    for experts in (human(dataset, 2), np.full((2, 3), 0.5)):
-        with pytest.raises(UserError, match="once or per_epoch"):
-            make_panel(experts, dataset, "always", 0)
+    with pytest.raises(UserError, match=r"^experts\.resample=always .*once or per_epoch"):
+        check(composed("experts=mixed", "experts.resample=always"))
 
 
 def test_no_expert_is_modelled_on_an_annotator_who_never_answered(dataset):
     dataset.annotators["966"]["train"] = np.full(10, -1)
     with pytest.raises(UserError, match="966 has no answer in the training split"):
         mixed(dataset, 4, None, "confusion", "once", 0)
+
+
+def test_a_panel_of_recorded_answers_is_taken_as_it_is_and_must_fit_the_samples(dataset):
+    recorded = {"train": np.stack([A, B], axis=1), "test": np.stack([A, B], axis=1)[::-1]}  # [N, J]
+    panel = make_panel(ExpertPanel(["047", "966"], recorded=recorded), dataset, "once", 0)
+    assert table(panel, dataset, "train").tolist() == recorded["train"].tolist()
+    for wrong in (recorded["test"][1:], recorded["test"][:, :1], recorded["test"] + 1, recorded["test"] - 1):
+        with pytest.raises(UserError, match=r"on test have shape .*\[10 samples, 2 experts\] .*from 0 to 2"):
+            make_panel(ExpertPanel(["047", "966"], recorded=recorded | {"test": wrong}), dataset, "once", 0)

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from l2d.data.dataset import Dataset, Split
-from l2d.data.files import ImageFiles, open_image, read_box
-from l2d.data.loader import make_loader
+from l2d.data import ImageFiles, Loader, Preprocessing, Split
+from l2d.data.files import open_image, read_box
 from l2d.errors import UserError
+from l2d.place import Place
 
 COUNT, SIZE, RESIZE = 10, 24, 30
 
@@ -32,16 +32,11 @@ def folder(tmp_path):
 
 
 def loader(root, split, workers=0, on_error="error", augment="random_resized_crop_flip", batch_size=4, seed=0):
-    files = ImageFiles(root, [f"{k}.JPEG" for k in range(COUNT)], RESIZE, workers, on_error)
-    data = Split(files, torch.arange(COUNT))
-    dataset = Dataset(
-        "files", [str(k) for k in range(COUNT)], data, data, (3, SIZE, SIZE),
-        augment=augment, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5),
-    )  # fmt: skip
-    table = torch.arange(COUNT)[:, None].repeat(1, 2)  # [N, J]: who is asked
-    return make_loader(
-        dataset, split, lambda epoch: table + 100 * epoch, batch_size, torch.device("cpu"), seed, torch.channels_last
-    )
+    preprocessing = Preprocessing((3, SIZE, SIZE), (0.5, 0.4, 0.3), (0.2, 0.25, 0.5), RESIZE, augment)
+    files = ImageFiles(root, [f"{k}.JPEG" for k in range(COUNT)], preprocessing, workers, on_error)
+    table = torch.arange(COUNT)[:, None].repeat(1, 2)  # [N, J]: tells which sample
+    data = Split(files, torch.arange(COUNT), table, lambda epoch: table + 100 * epoch)
+    return Loader(data, Place(layout=torch.channels_last), batch_size, seed, train=split == "train")
 
 
 def equal(a, b) -> bool:
@@ -54,7 +49,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder):
     for split, epoch in (("train", 0), ("train", 3), ("test", 0)):
         alone, two = (list(loader(folder, split, workers).epoch(epoch)) for workers in (0, 2))
         assert equal(alone, two)
-        assert alone[0].images.is_contiguous(memory_format=torch.channels_last)
+        assert alone[0].inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_epochs_differ_repeat_themselves_and_can_be_left_early(folder):
@@ -64,7 +59,7 @@ def test_epochs_differ_repeat_themselves_and_can_be_left_early(folder):
     next(stream.epoch(5))
     assert equal(list(stream.epoch(0)), first)
     assert not equal(list(loader(folder, "train", seed=1).epoch(0)), first)
-    assert all(torch.equal(b.expert_predictions, (b.labels[:, None] + 100).expand(-1, 2)) for b in second)
+    assert all(torch.equal(b.answers, (b.labels[:, None] + 100).expand(-1, 2)) for b in second)
 
 
 def test_training_drops_the_incomplete_batch_and_evaluation_nothing(folder):
@@ -80,7 +75,7 @@ def test_evaluation_resizes_and_takes_the_centre_as_torchvision_does(folder):
         v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.5)),
     ])  # fmt: skip
     expected = torch.stack([as_torchvision(Image.open(folder / f"{k}.JPEG")) for k in range(COUNT)])
-    images = torch.cat([b.images for b in loader(folder, "test").epoch()])
+    images = torch.cat([b.inputs for b in loader(folder, "test").epoch()])
     assert (images - expected).abs().max() <= 1.01 / 255 / 0.2  # one level of a byte, through std
 
 
@@ -90,7 +85,7 @@ def test_training_boxes_have_the_area_and_shape_of_random_resized_crops(tmp_path
     for k in range(COUNT):
         Image.fromarray(ramp).save(tmp_path / f"{k}.JPEG", format="PNG")
     stream = loader(tmp_path, "train", batch_size=COUNT)
-    images = torch.cat([b.images for epoch in range(30) for b in stream.epoch(epoch)])
+    images = torch.cat([b.inputs for epoch in range(30) for b in stream.epoch(epoch)])
     place = 255 * (images * torch.tensor([0.2, 0.25, 0.5]).view(3, 1, 1) + torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1))
     middle = place[:, :, SIZE // 2]  # [B, C, W]
     across = (middle[:, 0, -4] - middle[:, 0, 3]) / (SIZE - 7) * SIZE  # signed: negative where it is flipped
@@ -106,9 +101,9 @@ def test_training_boxes_have_the_area_and_shape_of_random_resized_crops(tmp_path
 def test_other_augmentations_work_on_the_resized_image(folder, augment):
     stream = loader(folder, "train", augment=augment, batch_size=COUNT)
     (batch,) = stream.epoch()
-    assert batch.images.shape == (COUNT, 3, SIZE, SIZE)
-    centre = torch.cat([b.images for b in loader(folder, "test").epoch()])[batch.labels]
-    same = torch.stack([(batch.images - c).abs().amax((1, 2, 3)) < 0.03 for c in (centre, centre.flip(-1))])
+    assert batch.inputs.shape == (COUNT, 3, SIZE, SIZE)
+    centre = torch.cat([b.inputs for b in loader(folder, "test").epoch()])[batch.labels]
+    same = torch.stack([(batch.inputs - c).abs().amax((1, 2, 3)) < 0.03 for c in (centre, centre.flip(-1))])
     if augment == "crop_flip":
         assert same.any(0).sum() < COUNT
     else:
@@ -180,7 +175,7 @@ def test_a_damaged_file_can_be_skipped_with_one_warning(folder, caplog):
         for _ in range(2):
             batches = list(stream.epoch())
             assert [b.labels.tolist() for b in batches] == [[0, 1, 2], [4, 5], [6, 7, 8], [9]]
-            assert batches[1].expert_predictions.tolist() == [[4, 4], [5, 5]]
+            assert batches[1].answers.tolist() == [[4, 4], [5, 5]]
     assert [path in record.getMessage() for record in caplog.records] == [True]
     whole = list(loader(folder, "test", on_error="skip", batch_size=1).epoch())
     assert len(whole) == COUNT - 1  # a batch of nothing is no batch

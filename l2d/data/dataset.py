@@ -51,6 +51,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     def take(self, rows: Tensor) -> Source: ...
     def ids(self) -> Sequence[str] | None: ...
+    def digest(self) -> str: ...  # identifies the inputs, in their order, wherever they are
     def feed(self, place: Place, seed: int, train: bool) -> Feed: ...
 
 
@@ -135,12 +136,11 @@ class Generated:
 
 
 def content_digest(dataset: Dataset) -> str:
-    """Identifies a dataset by what it holds: names, labels, answers, and the inputs or the names of their files."""
+    """Identifies a dataset by what it holds: names, labels, answers and inputs (files by their names and sizes)."""
     digest = hashlib.sha256(repr((dataset.class_names, dataset.groups, dataset.preprocessing)).encode())
     for split in (dataset.train, dataset.test):
         digest.update(split.labels.numpy().tobytes())
-        pixels = getattr(split.inputs, "pixels", None)
-        digest.update(repr(split.inputs.ids()).encode() if pixels is None else pixels.contiguous().numpy().tobytes())
+        digest.update(split.inputs.digest().encode())
     for name, answers in dataset.annotators.items():
         digest.update(name.encode())
         for split_name in ("train", "test"):

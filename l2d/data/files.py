@@ -1,5 +1,7 @@
 """Images that stay on disk until they are needed."""
 
+import hashlib
+import json
 import math
 import struct
 import zlib
@@ -16,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from l2d.data.dataset import Preprocessing
+from l2d.data.manifest import file_sizes
 from l2d.errors import UserError
 from l2d.place import Place
 
@@ -44,6 +47,10 @@ class ImageFiles:
 
     def ids(self) -> list[str]:
         return self.paths
+
+    def digest(self) -> str:
+        """Of the names and sizes of the files; none is opened."""
+        return hashlib.sha256(json.dumps([self.paths, file_sizes(self.root, self.paths)]).encode()).hexdigest()
 
     def feed(self, place: Place, seed: int, train: bool) -> "StreamFeed":
         from l2d.data.stream import StreamFeed  # it builds on this module

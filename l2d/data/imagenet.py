@@ -38,8 +38,8 @@ _DOGS = """
 DOGS = _DOGS.split()
 SETTLED = 2e9  # ns; a folder that changed less than this ago may change again without its time showing it
 
-# <split>/<wnid> -> time of the folder's last change, its images, their sizes
-Index = dict[str, tuple[int, list[str], list[int]]]
+# <split>/<wnid> -> which folder and when it last changed ('' if too lately), its images, their sizes
+Index = dict[str, tuple[str, list[str], list[int]]]
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def file_index(root: Path, folders: list[str], cache: Path) -> Index:
     known = _load(path)
     for folder in folders:
         _refuse_outside(root, root / folder)
-    times = {folder: os.stat(root / folder).st_mtime_ns for folder in folders}
-    stale = [folder for folder in folders if folder not in known or known[folder][0] != times[folder]]
+    stats = {folder: os.stat(root / folder) for folder in folders}
+    stamps = {folder: f"{stat.st_ino} {stat.st_mtime_ns}" for folder, stat in stats.items()}
+    stale = [folder for folder in folders if folder not in known or known[folder][0] != stamps[folder]]
     if stale:
         terminal = Console(stderr=True)
         with ThreadPoolExecutor(16) as pool:  # a network disk answers many questions at once
@@ -143,8 +144,8 @@ def file_index(root: Path, folders: list[str], cache: Path) -> Index:
                 disable=not terminal.is_terminal,
             )
             for folder, (names, sizes) in zip(stale, listed, strict=True):
-                settled = time.time_ns() - times[folder] > SETTLED
-                known[folder] = (times[folder] if settled else 0, names, sizes)
+                settled = time.time_ns() - stats[folder].st_mtime_ns > SETTLED
+                known[folder] = (stamps[folder] if settled else "", names, sizes)
         _save(path, known)
     return {folder: known[folder] for folder in folders}
 

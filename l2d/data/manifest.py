@@ -54,7 +54,7 @@ class Manifest:
         """
         digest = hashlib.sha256(json.dumps([self.class_names, self.groups]).encode())
         for split, listed in self.splits.items():
-            sizes = [_size(self.root / path, split) for path in listed.paths]
+            sizes = file_sizes(self.root, listed.paths)
             digest.update(json.dumps([split, listed.paths, sizes, listed.labels, listed.answers]).encode())
         return digest.hexdigest()
 
@@ -169,10 +169,14 @@ def check_files(root: Path, splits: dict[str, Listing]) -> None:
         notify(f"Images in {root} that are not listed and not used: {len(extra)}, the first of them {extra[0]}.")
 
 
-def _size(path: Path, split: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"The {split} split lists {str(path)!r}, which cannot be found; add the file or remove the entry."
-        ) from error
+def file_sizes(root: Path, paths: Sequence[str]) -> list[int]:
+    """In bytes, of files that are listed as paths below the root."""
+    sizes = []
+    for path in paths:
+        try:
+            sizes.append(os.stat(os.path.join(root, path)).st_size)
+        except (TypeError, OSError, ValueError) as error:  # not a string, not there, not a file name
+            raise UserError(
+                f"{path!r} is listed and cannot be found in {root}; add the file or remove the entry."
+            ) from error
+    return sizes

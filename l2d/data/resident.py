@@ -1,6 +1,7 @@
 """Images in memory: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
 
 import ctypes
+import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,9 @@ class Images:
 
     def ids(self) -> Sequence[str] | None:
         return self.names
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.pixels.contiguous().numpy().data).hexdigest()
 
     def feed(self, place: Place, seed: int, train: bool) -> "ResidentFeed":
         return ResidentFeed(self, place, seed, train)
@@ -103,12 +107,13 @@ class ResidentFeed(ImageFeed):
     def epoch(self, order: Sequence[Tensor], epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The prepared images [B, C, *size] of every step from `start` on, and which samples they are [B]."""
         on_device = torch.cat(list(order)).to(self.place.device).split([len(index) for index in order])
+        ranks = self.place.ranks
         for step, index in enumerate(on_device[start:], start):
             if self.augment is random_resized_crop_flip and self.in_bytes and self.place.device.type == "cpu":
                 yield self._one_by_one(index, epoch, step), index
             elif self.in_bytes and not self.train:  # in order: a view, which the conversion to floats copies
-                view = self.images[int(order[step][0]) :: self.place.ranks.count][: len(index)]
-                yield self.prepare(view, epoch, step), index
+                first = ranks.rank + step * len(order[0]) * ranks.count
+                yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
             else:
                 yield self.prepare(gather(self.images, index), epoch, step), index
 
