@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from l2d.config import bind, build, plain
-from l2d.errors import UserError
+from l2d.errors import UserError, notify
 
 # What may differ between two runs without their training differing: left out of the fingerprint.
 FREE_GROUPS = {
@@ -44,8 +44,18 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
 
 
 def fingerprint(cfg: DictConfig) -> str:
-    """Eight hex digits of the identity."""
-    return hashlib.sha256(json.dumps(identity(cfg), sort_keys=True).encode()).hexdigest()[:8]
+    """Eight hex digits of the identity; for a plan (plan=true) where the data cannot be found, of the settings alone."""
+    try:
+        whole = identity(cfg)
+    except UserError as error:
+        if cfg.get("plan") is not True:
+            raise
+        _point_out(f"The data are not here, so finished runs are not recognised: {error}")
+        whole = settings(cfg)
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+
+
+_point_out = lru_cache(maxsize=32)(notify)  # once per process, however many cells a plan has
 
 
 def data_digest(cfg: DictConfig) -> str:

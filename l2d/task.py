@@ -149,7 +149,9 @@ def _load(settings: str) -> Dataset:
 def _point_out_few_answers(names: list[str], train: Split) -> None:
     given = (train.answers >= 0).sum(dim=0).tolist()  # [J]
     few = [
-        f"{name} ({count})" for name, count in zip(names, given, strict=True) if count < min(FEW_ANSWERS, len(train) // 2)
+        f"{name} ({count})"
+        for name, count in zip(names, given, strict=True)
+        if count < min(FEW_ANSWERS, len(train) // 2)
     ]
     if few:
         shown = ", ".join(few[:5]) + (f" and {len(few) - 5} more" if len(few) > 5 else "")

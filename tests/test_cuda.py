@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from l2d.training.device import Device
+from l2d.training.ranks import Ranks
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -18,9 +20,7 @@ from l2d.evaluation import decide
 from l2d.evaluation.metrics import tally
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
-from l2d.training.device import Device
 from l2d.training.loop import fit
-from l2d.training.ranks import Ranks
 from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState

@@ -13,11 +13,11 @@ from pathlib import Path
 import children
 import pytest
 import torch
+from l2d.training.ranks import PATIENCE, Ranks
 from safetensors.torch import load_file
 
 from l2d.errors import UserError
 from l2d.training.checkpoint import NAMES
-from l2d.training.ranks import PATIENCE, Ranks
 
 # 201 test samples: an odd number, so that the two ranks evaluate different shares.
 SMALL = (

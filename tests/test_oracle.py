@@ -3,29 +3,49 @@
 import json
 import math
 import random
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from l2d.config import build
 from l2d.data import synthetic
 from l2d.errors import UserError
-from l2d.evaluation import bayes_optimum, decide, evaluate
-from l2d.evaluation.budget import coverage_curve, curve_summary, threshold, under_budget
-from l2d.evaluation.calibration import calibration, estimate_errors, reliability
-from l2d.evaluation.full import full_evaluation
+from l2d.evaluation import METRICS, Outcome, bayes_optimum, measure, outcome_of
+from l2d.evaluation.budget import coverage_curve, curve_summary, price_for, under_budget
+from l2d.evaluation.calibration import belief_errors, calibration, reliability
+from l2d.evaluation.full import full_evaluation, posterior_profile
 from l2d.evaluation.regret import regret
-from l2d.evaluation.rivals import rivals
-from l2d.evaluation.underfitting import implied_distribution, implied_estimates, posterior_profile, underfitting
 from l2d.experts import simulate
-from l2d.losses import DeferralLoss
-from l2d.losses.base import ESTIMATORS, ce, ova
+from l2d.losses import DeferralLoss, underfitting
+from l2d.losses.underfitting import implied_distribution
+from l2d.systems import ScoreSystem
+from l2d.task import Truth
 
 SETTINGS = {"bins": 10, "curve_points": 11, "labels_shown": 3, "budgets": [10, 50]}
 
 
 def f64(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def outcome_with(scores, labels, answers, loss=None, truth: Truth | None = None) -> Outcome:
+    """The outcome of scores under a loss (vanilla CE), beside the truth where it is known."""
+    loss = loss or DeferralLoss("vanilla", "ce", scores.shape[1] - answers.shape[1])
+    return replace(outcome_of(scores, labels, answers, loss), truth=truth)
+
+
+def regret_of(scores, eta, accuracy) -> dict[str, float]:
+    """Of scores whose experts all answered."""
+    n = len(scores)
+    outcome = outcome_with(scores, torch.zeros(n), torch.zeros(n, accuracy.shape[1], dtype=torch.int8))
+    return regret(outcome, Truth(eta, accuracy))
+
+
+def without_backbone(loss, num_classes: int = 4, num_experts: int = 3) -> ScoreSystem:
+    return ScoreSystem(lambda _: torch.nn.Identity(), loss, num_classes, num_experts)
 
 
 def random_truth(seed: int, n: int = 200, num_classes: int = 4, num_experts: int = 3):
@@ -46,16 +66,19 @@ def random_batch(seed: int, n: int = 60, num_classes: int = 4, num_experts: int 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_positive_margin_is_the_decision_to_defer(seed):
-    scores, _, answers = random_batch(seed)
-    sample, action = rivals(scores, answers, 4), decide(scores, answers, 4)
+    scores, labels, answers = random_batch(seed)
+    decision = outcome_with(scores, labels, answers).decision
+    available = scores.clone()
+    available[:, 4:][answers < 0] = -torch.inf
+    action = available.argmax(dim=1)
     assert 0 < (action >= 4).sum() < len(action)
-    assert torch.equal(torch.where(sample.margin > 0, 4 + sample.expert, sample.predicted), action)
+    assert torch.equal(torch.where(decision.margin > 0, 4 + decision.expert, decision.predicted), action)
 
 
 def test_regret_by_hand():
     """Three points of the same eta = [.5, .3, .2], Acc = [.6, .4]: the best is to ask expert 0, at 0.6."""
     scores = torch.tensor([[1.0, 2, 0, 0, 0], [2.0, 1, 0, 0, 0], [0.0, 0, 0, 0, 1]])
-    got = regret(scores, torch.zeros(3, 2), 3, f64([[0.5, 0.3, 0.2]] * 3), f64([[0.6, 0.4]] * 3))
+    got = regret_of(scores, f64([[0.5, 0.3, 0.2]] * 3), f64([[0.6, 0.4]] * 3))
     # kept with class 1: .5 - .3 lost by the classifier, .6 - .5 by keeping; kept with class 0: .1 by keeping;
     # deferred to expert 1: .6 - .4 by the expert
     expected = {
@@ -71,9 +94,9 @@ def test_regret_by_hand():
 @pytest.mark.parametrize("seed", range(20))
 def test_the_three_parts_are_what_repairing_each_would_save(seed):
     """A plain loop: repair the class and the expert first, then the decision; the parts add up to the regret."""
-    eta, matrix, accuracy = random_truth(seed)
+    eta, _, accuracy = random_truth(seed)
     scores = torch.randn(len(eta), 7, generator=torch.Generator().manual_seed(seed))
-    got = regret(scores, torch.zeros(len(eta), 3), 4, eta, accuracy)
+    got = regret_of(scores, eta, accuracy)
     saved = {"classifier": 0.0, "decision": 0.0, "expert": 0.0}
     for theta, p, a in zip(scores.tolist(), eta.tolist(), accuracy.tolist(), strict=True):
         action = max(range(7), key=theta.__getitem__)
@@ -83,13 +106,13 @@ def test_the_three_parts_are_what_repairing_each_would_save(seed):
     assert min(saved.values()) > 0  # every kind of mistake is made
     assert {part: got[part] for part in saved} == pytest.approx({part: 100 * v for part, v in saved.items()})
     assert got["classifier"] + got["decision"] + got["expert"] == pytest.approx(got["total"], abs=1e-9)
-    best = bayes_optimum(eta, matrix)["system_error"]
+    best = bayes_optimum(Truth(eta, accuracy))["system_error"]
     assert got["expected_system_error"] - best == pytest.approx(got["total"], abs=1e-9)
 
 
 def test_the_bayes_system_has_no_regret():
     eta, _, accuracy = random_truth(0)
-    got = regret(torch.cat([eta, accuracy], dim=1), torch.zeros(len(eta), 3), 4, eta, accuracy)
+    got = regret_of(torch.cat([eta, accuracy], dim=1).log(), eta, accuracy)
     assert all(got[part] == 0 for part in ("total", "classifier", "decision", "expert"))
 
 
@@ -97,19 +120,20 @@ def test_the_expected_error_is_that_of_the_played_out_system():
     """Labels drawn from eta, answers from A, 400 times a point, through the metrics of every run."""
     eta, matrix, accuracy = random_truth(1, n=300)
     scores = torch.randn(300, 7, generator=torch.Generator().manual_seed(1))
-    expected = regret(scores, torch.zeros(300, 3), 4, eta, accuracy)["expected_system_error"]
+    expected = regret_of(scores, eta, accuracy)["expected_system_error"]
     rng = np.random.default_rng(2)
     labels = (rng.random((300, 400))[:, :, None] > eta.numpy().cumsum(1)[:, None]).sum(2).clip(max=3).ravel()
     answers = torch.from_numpy(simulate(matrix.numpy(), labels, seed=3))
-    played = evaluate(scores.repeat_interleave(400, 0), torch.from_numpy(labels), answers, 4)["system_error"]
+    outcome = outcome_with(scores.repeat_interleave(400, 0), torch.from_numpy(labels), answers)
+    played = measure(outcome, METRICS)["system_error"]
     assert played == pytest.approx(expected, abs=5 * 100 * math.sqrt(0.25 / len(labels)))
 
 
 def test_bayes_quantities_of_a_two_class_mixture_against_numeric_integration():
     """Two Gaussians: along the line through the prototypes x ~ 1/2 N(-d/2, 1) + 1/2 N(d/2, 1), eta_1 = sigmoid(d x)."""
     data = synthetic("two", 2, 1, grid=1, pixel=1, separation=0.8, num_train=2, num_test=40_000, seed=0)
-    eta, matrix = data.posterior(data.test.images), f64([[0.95, 0.55], [0.6, 0.8]])
-    got = bayes_optimum(eta, matrix)
+    eta, matrix = data.posterior(data.test.inputs.pixels), f64([[0.95, 0.55], [0.6, 0.8]])
+    got = bayes_optimum(Truth(eta, eta @ matrix.T))
 
     rng = torch.Generator().manual_seed(0)  # the prototypes are the first thing that the dataset's seed gives
     d = (0.8 * torch.randn(2, 3, generator=rng)).diff(dim=0).norm().item()
@@ -144,30 +168,36 @@ def test_estimators_are_exact_at_the_optimum():
     for formulation, targets in (("vanilla", accuracy), ("picce", taught)):
         optimum = torch.cat([eta, targets], dim=1)  # [N, K+J]
         for base, scores in (("ce", optimum.log() + 3), ("ova", optimum.logit())):
-            estimated = implied_estimates(scores, 4, DeferralLoss(formulation, base, 4))
+            loss, answers = DeferralLoss(formulation, base, 4), torch.zeros(50, 3, dtype=torch.int8)
+            outcome = outcome_with(scores, torch.zeros(50), answers, loss)
+            estimated = outcome.beliefs
             torch.testing.assert_close(estimated[:, :4], eta, rtol=0, atol=1e-9)
-            errors = estimate_errors(estimated, best, eta, accuracy)
+            assert torch.equal(outcome.decision.expert, best)
+            errors = belief_errors(outcome, Truth(eta, accuracy))
             assert errors == pytest.approx({"class_probability_mae": 0, "expert_accuracy_mae": 0}, abs=1e-6)
             if formulation == "vanilla":
                 torch.testing.assert_close(estimated[:, 4:], accuracy, rtol=0, atol=1e-9)
-            implied = implied_distribution(scores, 4, DeferralLoss(formulation, base, 4))
+            implied = without_backbone(loss).fitted(scores)
             torch.testing.assert_close(implied, optimum / optimum.sum(1, keepdim=True), rtol=0, atol=1e-9)
 
 
 def test_errors_of_estimates_by_hand():
-    estimated = f64([[0.7, 0.3, 0.9, 0.1], [0.5, 0.5, 0.2, 1.4]])
-    got = estimate_errors(estimated, torch.tensor([0, 1]), f64([[0.6, 0.4], [0.9, 0.1]]), f64([[0.8, 0.3], [0.5, 0.7]]))
+    scores = f64([[0.7, 0.3, 0.9, 0.1], [0.5, 0.5, 0.2, 1.4]]).log()  # vanilla CE believes exp(scores) here
+    outcome = outcome_with(scores, torch.zeros(2), torch.zeros(2, 2, dtype=torch.int8))
+    got = belief_errors(outcome, Truth(f64([[0.6, 0.4], [0.9, 0.1]]), f64([[0.8, 0.3], [0.5, 0.7]])))
     # classes: .1, .1, .4, .4; experts: .9 against .8, and 1.4, which counts as 1, against .7
     assert got == pytest.approx({"class_probability_mae": 25, "expert_accuracy_mae": 20})
 
 
-@pytest.mark.parametrize("base", [ce, ova])
-def test_huge_scores_give_finite_estimates(base):
-    scores = 1e4 * torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 4)
-    estimated = ESTIMATORS[base](scores, 2)
-    implied = implied_distribution(scores, 2, DeferralLoss("vanilla", base, 2))
-    assert estimated.isfinite().all()
-    assert implied[estimated.sum(1) > 0].isfinite().all()
+@pytest.mark.parametrize("base", ["ce", "ova"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_huge_scores_give_finite_beliefs_and_a_distribution(base, dtype):
+    """Also where every sigmoid underflows to 0."""
+    scores = 1e4 * torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=dtype)] * 4)
+    beliefs = DeferralLoss("vanilla", base, 2).beliefs(scores)
+    implied = implied_distribution(beliefs, scores)
+    assert beliefs.isfinite().all()
+    torch.testing.assert_close(implied.sum(dim=1), torch.ones(16, dtype=dtype))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -194,10 +224,9 @@ def test_reliability_equals_a_plain_loop(seed):
 
 def test_calibration_is_of_the_predicted_class_and_of_the_expert_who_would_be_asked():
     """Two classes, two experts; on the second sample expert 1 has no answer, on the third nobody has."""
-    scores = torch.tensor([[1.0, 0, 0, 2], [0.0, 1, 0, 2], [1.0, 0, 0, 2]])
     answers = torch.tensor([[1, 0], [0, -1], [-1, -1]])
-    estimated = torch.tensor([[0.75, 0.25, 0.3, 0.9], [0.4, 0.6, 0.35, 0.9], [0.75, 0.25, 0.3, 0.9]])
-    got = calibration(estimated, scores, torch.tensor([0, 0, 1]), answers, bins=2)
+    scores = f64([[0.75, 0.25, 0.3, 0.9], [0.4, 0.6, 0.35, 0.9], [0.75, 0.25, 0.3, 0.9]]).log()  # exp is believed
+    got = calibration(outcome_with(scores, torch.tensor([0, 0, 1]), answers), bins=2)
     # classifier: .75 right, .6 wrong, .75 wrong; experts: .9 (expert 1, right), .35 (expert 0, right)
     assert got["classifier"]["count"] == [0, 3]
     assert got["classifier"]["ece"] == pytest.approx(100 * (0.7 - 1 / 3), abs=1e-4)
@@ -215,14 +244,14 @@ def test_a_calibrated_classifier_has_a_small_ece_and_an_overconfident_one_has_no
 def test_underfitting_by_hand():
     """K = 2, J = 2, all scores log-odds by hand: CE softmax [1, 2, 3, 4] / 10; y = 1, both experts right."""
     scores = torch.tensor([[1.0, 2, 3, 4]]).log()
-    case = (scores, torch.tensor([1]), torch.tensor([[1, 1]]), 2)
-    vanilla = underfitting(*case, DeferralLoss("vanilla", "ce", 2))
+    case = (scores, torch.tensor([1]), torch.tensor([[1, 1]]))
+    vanilla = underfitting(DeferralLoss("vanilla", "ce", 2), *case)
     # gradient (1 + 2) softmax - [0, 1, 1, 1] = [.3, -.4, -.1, .2]
     assert vanilla == pytest.approx({"expert_aggregation": 2, "label_margin": 10, "class_gradient_share": 70}, rel=1e-5)
-    picce = underfitting(*case, DeferralLoss("picce", "ce", 2))
+    picce = underfitting(DeferralLoss("picce", "ce", 2), *case)
     # gradient 2 softmax - [0, 1, 0, 1] = [.2, -.6, .6, -.2]
     assert picce == pytest.approx({"expert_aggregation": 1, "label_margin": 10, "class_gradient_share": 50}, rel=1e-5)
-    one_vs_all = underfitting(*case, DeferralLoss("vanilla", "ova", 2))
+    one_vs_all = underfitting(DeferralLoss("vanilla", "ova", 2), *case)
     # sigmoid [1/2, 2/3, 3/4, 4/5]: margin (2/3 - 1/2) / sum; gradient [1/2, -1/3, -1/4, -1/5]
     assert one_vs_all["label_margin"] == pytest.approx(100 / 6 / (1 / 2 + 2 / 3 + 3 / 4 + 4 / 5), rel=1e-5)
     share = (1 / 2 + 1 / 3) / (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5)
@@ -232,15 +261,15 @@ def test_underfitting_by_hand():
 def test_gradients_of_different_samples_do_not_cancel():
     """OvA at scores 0: every column gets 1/2 from each sample, the classes with either sign: they are 2 of 3."""
     answers = torch.tensor([[0], [1]])
-    got = underfitting(torch.zeros(2, 3), torch.tensor([0, 1]), answers, 2, DeferralLoss("vanilla", "ova", 2))
+    got = underfitting(DeferralLoss("vanilla", "ova", 2), torch.zeros(2, 3), torch.tensor([0, 1]), answers)
     assert got["class_gradient_share"] == pytest.approx(200 / 3, rel=1e-5)
 
 
 def test_the_aggregation_is_the_sum_of_accuracies_or_the_chance_that_someone_is_right():
     scores, labels, answers = random_batch(0, n=500)
-    metrics = evaluate(scores, labels, answers, 4)
+    metrics = measure(outcome_with(scores, labels, answers), METRICS)
     vanilla, picce = (
-        underfitting(scores, labels, answers, 4, DeferralLoss(f, "ce", 4))["expert_aggregation"]
+        underfitting(DeferralLoss(f, "ce", 4), scores, labels, answers)["expert_aggregation"]
         for f in ("vanilla", "picce")
     )
     accuracies = [sum(int(a == y) for a, y in zip(answers[:, j], labels, strict=True)) / 500 for j in range(3)]
@@ -252,7 +281,7 @@ def test_underfitting_leaves_the_scores_and_their_graph_alone():
     scores, labels, answers = random_batch(1)
     scores.requires_grad_()
     with torch.no_grad():
-        underfitting(scores, labels, answers, 4, DeferralLoss("picce", "ova", 4))
+        underfitting(DeferralLoss("picce", "ova", 4), scores, labels, answers)
     assert scores.grad is None and scores.requires_grad
 
 
@@ -260,28 +289,31 @@ def test_vanilla_flattens_the_posterior_by_one_plus_the_sum_of_accuracies():
     """Five labels and three experts right 0.8 of the time, the scores optimal for the vanilla cross-entropy."""
     eta = f64([[0.05, 0.5, 0.1, 0.25, 0.1]])
     scores = torch.cat([eta, f64([[0.8, 0.8, 0.8]])], dim=1).log()
-    got = posterior_profile(scores, 5, DeferralLoss("vanilla", "ce", 5), 3, eta)
+    loss, accuracy = DeferralLoss("vanilla", "ce", 5), f64([[0.8, 0.8, 0.8]])
+    outcome = outcome_with(scores, torch.tensor([1]), torch.zeros(1, 3, dtype=torch.int8), loss, Truth(eta, accuracy))
+    got = posterior_profile(outcome, without_backbone(loss, 5).fitted(scores), 3)
     assert got["before"] == pytest.approx([50, 25, 10])
     assert got["true"] == pytest.approx([50, 25, 10])
     assert got["after"] == pytest.approx([50 / 3.4, 25 / 3.4, 10 / 3.4])
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_curve_equals_a_plain_loop_over_thresholds(seed):
+def test_the_curve_equals_a_plain_loop_over_prices(seed):
     scores, labels, answers = random_batch(seed, n=40)
-    sample = rivals(scores, answers, 4)
-    coverage, accuracy = coverage_curve(sample, labels, answers)
+    outcome = outcome_with(scores, labels, answers)
+    sample, margin = outcome.decision, outcome.decision.margin
+    coverage, accuracy = coverage_curve(outcome)
     expected = set()
-    for t in [math.inf, *sorted(m - 0.1 for m in sample.margin.tolist() if m > -math.inf)]:
+    for t in [math.inf, *sorted(math.nextafter(m, -math.inf) for m in margin.tolist() if m > -math.inf)]:
         kept, right = 0, 0
         for i in range(40):
-            defer = sample.margin[i] > t
+            defer = margin[i] > t
             kept += not defer
             right += (answers[i, sample.expert[i]] if defer else sample.predicted[i]).item() == labels[i].item()
         expected.add((100 * kept / 40, 100 * right / 40))
     assert coverage.tolist() == [c for c, _ in sorted(expected)]
     assert accuracy.tolist() == [a for _, a in sorted(expected)]
-    metrics = evaluate(scores, labels, answers, 4)  # threshold 0 is the system itself
+    metrics = measure(outcome, METRICS)  # price 0 is the system itself
     assert (metrics["coverage"], 100 - metrics["system_error"]) in expected
 
 
@@ -296,12 +328,12 @@ def test_area_and_grid_by_hand():
 
 def test_a_panel_without_any_answer_is_never_asked():
     scores, labels, answers = random_batch(2)
-    sample = rivals(scores, torch.full_like(answers, -1), 4)
-    coverage, accuracy = coverage_curve(sample, labels, torch.full_like(answers, -1))
+    outcome = outcome_with(scores, labels, torch.full_like(answers, -1))
+    coverage, accuracy = coverage_curve(outcome)
     assert coverage.tolist() == [100]
     assert curve_summary(coverage, accuracy, 3)["area"] == accuracy.item()
-    (row,) = under_budget(sample, labels, torch.full_like(answers, -1), sample.margin, [50])
-    assert row["coverage"] == 100 and row["threshold"] is None
+    (row,) = under_budget(outcome, outcome, [50])
+    assert row["coverage"] == 100 and row["price"] is None
 
 
 @pytest.mark.parametrize("at_most", [0, 5, 10, 33.3, 50, 99])
@@ -309,25 +341,23 @@ def test_a_panel_without_any_answer_is_never_asked():
 def test_the_budget_is_kept_on_held_out_data_and_used_up(at_most, ties):
     margin = torch.randn(200, generator=torch.Generator().manual_seed(0))
     margin = (2 * margin).round() if ties else margin
-    t = threshold(margin, at_most)
+    t = price_for(margin, at_most)
     assert 100 * sum(m > t for m in margin.tolist()) / 200 <= at_most
-    below = max((m for m in margin.tolist() if m < t), default=-math.inf)  # the next lower threshold breaks it
+    below = max((m for m in margin.tolist() if m < t), default=-math.inf)  # the next lower price breaks it
     assert 100 * sum(m > below for m in margin.tolist()) / 200 > at_most
 
 
-def test_thresholds_come_from_held_out_data_alone():
-    """On the test data every margin is 1 higher, so the same threshold defers more there than the budget says."""
+def test_prices_come_from_held_out_data_alone():
+    """On the test data the experts' scores are higher, so the same price defers more there than the budget says."""
     scores, labels, answers = random_batch(3, n=400, missing=False)
-    sample = rivals(scores, answers, 4)
-    same, shifted = (
-        under_budget(sample._replace(margin=sample.margin + shift), labels, answers, sample.margin, [20])[0]
-        for shift in (0, 1)
-    )
-    assert same["threshold"] == shifted["threshold"]
+    held_out = outcome_with(scores, labels, answers)
+    higher = scores + torch.tensor([0.0] * 4 + [0.5] * 3)
+    same, shifted = (under_budget(outcome_with(s, labels, answers), held_out, [20])[0] for s in (scores, higher))
+    assert same["price"] == shifted["price"]
     assert same["coverage"] >= 80 > shifted["coverage"]
-    wrong = 0
+    sample, wrong = held_out.decision, 0
     for i in range(400):
-        defer = sample.margin[i] > same["threshold"]
+        defer = sample.margin[i] > same["price"]
         wrong += (answers[i, sample.expert[i]] if defer else sample.predicted[i]).item() != labels[i].item()
     assert same["system_error"] == pytest.approx(100 * wrong / 400)
 
@@ -336,15 +366,17 @@ def test_thresholds_come_from_held_out_data_alone():
 @pytest.mark.parametrize("base", ["ce", "ova"])
 def test_the_full_evaluation_is_json_for_every_loss(formulation, base):
     eta, _, accuracy = random_truth(4, n=60)
-    batch, held_out = random_batch(4, missing=False), random_batch(5)
-    held_out[0][:, 4:] += 0.25  # so that its margins are nowhere those of the test data
+    batch, unseen = random_batch(4, missing=False), random_batch(5)
+    unseen[0][:, 4:] += 0.25  # so that its margins are nowhere those of the test data
     loss = DeferralLoss(formulation, base, 4)
-    got = full_evaluation(*batch, 4, loss, **SETTINGS, eta=eta, accuracy=accuracy, held_out=held_out)
+    held_out = outcome_with(*unseen, loss)
+    outcome = outcome_with(*batch, loss, Truth(eta, accuracy))
+    got = full_evaluation(outcome, without_backbone(loss), held_out, **SETTINGS)
     assert json.loads(json.dumps(got, allow_nan=False)) == got
     assert all(value is not None for value in got.values())
     assert [row["defer_at_most"] for row in got["budget"]] == [10, 50]
-    margin = rivals(held_out[0], held_out[2], 4).margin
-    assert [row["threshold"] for row in got["budget"]] == [threshold(margin, at_most) for at_most in (10, 50)]
+    margin = held_out.decision.margin
+    assert [row["price"] for row in got["budget"]] == [price_for(margin, at_most) for at_most in (10, 50)]
     assert got["regret"]["total"] > 0
 
 
@@ -354,13 +386,15 @@ def test_what_cannot_be_known_is_none():
     def squared(scores, labels, weights):
         return scores.square().sum(dim=1) * (1 + weights.sum(dim=1))
 
-    batch = random_batch(6)
-    got = full_evaluation(*batch, 4, DeferralLoss("vanilla", squared, 4), **SETTINGS)
+    def evaluated(loss):
+        return full_evaluation(outcome_with(*random_batch(6), loss), without_backbone(loss), None, **SETTINGS)
+
+    got = evaluated(DeferralLoss("vanilla", squared, 4))
     unknown = {"regret", "estimates", "calibration", "posterior", "budget"}
     assert {key for key, value in got.items() if value is None} == unknown
     assert got["underfitting"]["label_margin"] is None
     assert got["underfitting"]["expert_aggregation"] > 0
-    whole = full_evaluation(*batch, 4, lambda scores, labels, answers: scores[:, :4].square().sum(), **SETTINGS)
+    whole = evaluated(lambda scores, labels, answers: scores[:, :4].square().sum())
     assert whole["underfitting"] == {
         "expert_aggregation": None,
         "label_margin": None,
@@ -368,7 +402,12 @@ def test_what_cannot_be_known_is_none():
     }
 
 
-@pytest.mark.parametrize("wrong", [{"bins": 0}, {"curve_points": 1}, {"labels_shown": 0}, {"budgets": [10, 101]}])
-def test_settings_that_cannot_work_are_refused(wrong):
-    with pytest.raises(UserError, match="evaluation"):
-        full_evaluation(*random_batch(7), 4, DeferralLoss("vanilla", "ce", 4), **(SETTINGS | wrong))
+@pytest.mark.parametrize(
+    "wrong", ["bins=0", "curve_points=1", "labels_shown=0", "budgets=[10, 101]", "budgets=[x]", "bins=null"]
+)
+def test_settings_that_cannot_work_are_refused_by_key_and_value(composed, wrong):
+    cfg = composed("evaluation=full", f"evaluation.{wrong}")
+    loss = DeferralLoss("vanilla", "ce", 4)
+    offered = {"outcome": outcome_with(*random_batch(7), loss), "held_out": None, "system": without_backbone(loss)}
+    with pytest.raises(UserError, match=re.escape(f"evaluation.{wrong.partition('=')[0]}=")):
+        build(cfg, "evaluation", **offered)

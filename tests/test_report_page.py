@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 from test_report import write_run
 
-from l2d.report import load_runs, paired_differences, summarize
+from l2d.report import load_runs
+from l2d.report.blocks import make_blocks
 from l2d.report.page import write_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -21,7 +22,6 @@ FLAGS = (
     "--enable-logging=stderr", "--v=0",
 )  # fmt: skip
 NASTY = '<script>throw "caught"</script>&"\''
-needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,12 @@ def page(tmp_path_factory) -> Path:
         for loss, error in (("ce", 31.0), ("picce_ce", 29.0), ("ova", 35.0), ("picce_ova", 30.0), ("pice_ova", 28.0)):
             write_run(root / "outputs", loss, 4, seed, (error + seed, 60, 50), dataset="synthetic")
     write_run(root / "outputs", "ce", 4, 0, (18.0, 74, 70))
-    write_run(root / "outputs", "ce", 8, 0, status="failed", dataset=NASTY)
-    runs = load_runs(root / "outputs")
-    runs.loc[runs.status == "failed", "error"] = NASTY
-    cells, paired = summarize(runs), paired_differences(runs)
+    write_run(root / "outputs", "ce", 8, 0, status="failed", dataset=NASTY, error=NASTY)
+    blocks = make_blocks(load_runs(root / "outputs"))
     figure = root / "system_error.png"
     Image.new("RGB", (600, 300), "#0072B2").save(figure)
-    titles = [f"{d}, {e} experts" for d, e, _ in cells.groupby(["dataset", "experts", "setting"]).groups]
     (root / "report").mkdir()
-    return write_page(runs, cells, paired, {title: [figure] for title in titles}, root / "report")
+    return write_page(blocks, [[figure] for _ in blocks], root / "report")
 
 
 class Elements(HTMLParser):
@@ -73,6 +70,8 @@ class Elements(HTMLParser):
 
 def browse(address: str, tmp_path: Path, *more: str) -> tuple[str, list[str]]:
     """What the browser made of the page, and what its console said."""
+    if not CHROMIUM:
+        pytest.skip("chromium is not installed")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *more, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -99,14 +98,14 @@ def test_links_lead_to_the_run_folders(page):
     assert all((page.parent / unquote(link) / "result.json").is_file() for link in links)
 
 
-@needs_chromium
+@pytest.mark.browser
 def test_the_console_of_a_broken_page_is_heard(tmp_path):
     """A control for the tests below."""
     (tmp_path / "broken.html").write_text("<script>throw new Error('caught')</script>")
     assert "caught" in browse((tmp_path / "broken.html").as_uri(), tmp_path, "--dump-dom")[1][0]
 
 
-@needs_chromium
+@pytest.mark.browser
 def test_it_opens_without_an_error_and_shows_everything(page, tmp_path):
     shot = tmp_path / "page.png"
     dom, said = browse(page.as_uri(), tmp_path, "--dump-dom")
@@ -121,28 +120,26 @@ def test_it_opens_without_an_error_and_shows_everything(page, tmp_path):
     assert colours[255, 255, 255] < 0.99 * 1300 * 1000 and len(colours) > 50
 
 
-@needs_chromium
+@pytest.mark.browser
 def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
     dom, said = browse(page.as_uri() + "#loss=picce_ova&dataset=synthetic", tmp_path, "--dump-dom")
     elements = Elements(dom)
     assert said == [] and "2 runs" in elements.texts
     assert [s["data-dataset"] for s in elements.shown("section")] == ["synthetic"]
-    assert {td["data-losses"] for td in elements.shown("td") if "data-losses" in td} == {"picce_ova"}
-    assert {row["data-losses"] for row in elements.shown("tr") if "data-losses" in row} == {
-        "picce_ova",
-        "ova picce_ova",
-    }
+    assert {td["data-loss"] for td in elements.shown("td") if "data-loss" in td} == {"picce_ova"}
+    compared = [(row["data-loss"], row.get("data-baseline")) for row in elements.shown("tr") if "data-loss" in row]
+    assert set(compared) == {("picce_ova", None), ("picce_ova", "ova")}
     assert len(elements.shown("tr", **{"class": "base"})) == 1  # of CE and OvA with 4 experts
     assert {th["data-column"] for th in elements.shown("th") if "data-column" in th} == {"1"}
 
 
-@needs_chromium
+@pytest.mark.browser
 def test_choosing_in_the_boxes_filters_and_an_unknown_address_shows_all(page, tmp_path):
     act = '<script>pick.loss.value = "ce"; pick.loss.dispatchEvent(new Event("change"));</script></body>'
     copy = tmp_path / "copy.html"
     copy.write_text(page.read_text().replace("</body>", act))
     dom, said = browse(copy.as_uri() + "#loss=no_such_loss", tmp_path, "--dump-dom")
     assert said == []
-    assert {row["data-losses"] for row in Elements(dom).shown("tr", **{"class": "run"})} == {"ce"}
+    assert {row["data-loss"] for row in Elements(dom).shown("tr", **{"class": "run"})} == {"ce"}
     dom, _ = browse(page.as_uri() + "#loss=no_such_loss", tmp_path, "--dump-dom")
     assert len(Elements(dom).shown("tr", **{"class": "run"})) == 12

@@ -14,8 +14,8 @@ from safetensors.torch import save
 
 from l2d.atomic import TEMPORARY, atomic_write
 from l2d.errors import UserError
+from l2d.tensors import is_intact, pack
 from l2d.tracking.run_folder import InUse, ReadOnlyFolder, RunFolder, in_use
-from l2d.weights import is_intact, pack
 
 
 def test_an_atomic_write_replaces_the_content(tmp_path):

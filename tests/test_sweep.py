@@ -17,8 +17,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from l2d.cli import main
-from l2d.config import choices, config_dir
+from l2d.config import config_dir
 from l2d.errors import UserError
+from l2d.identity import choices
 from l2d.status import describe
 from l2d.sweep import write_manifest
 from l2d.tracking.run_folder import RunFolder, sweep_manifest
@@ -200,7 +201,7 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
     (row,) = [line for line in text.splitlines() if "picce_ce" in line]
     assert row.split()[-5:] == ["#", ">", "!", "x", "."]
     assert "J=1 J=2 J=3 J=4 J=all" in " ".join(text.split())
-    live.lock.close()
+    live.lock.release()
     assert "0 running" not in describe(tmp_path) and "2 interrupted" in describe(tmp_path)
     with pytest.raises(UserError, match="is not a folder"):
         describe(tmp_path / "nowhere")

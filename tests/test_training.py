@@ -9,6 +9,8 @@ from math import cos, pi
 
 import pytest
 import torch
+from l2d.training.device import Device, seed_everything
+from l2d.training.ranks import Ranks
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -16,9 +18,7 @@ from l2d.data import Dataset, ResidentLoader, Split
 from l2d.errors import UserError
 from l2d.losses import DeferralLoss
 from l2d.models import MLP
-from l2d.training.device import Device, seed_everything
 from l2d.training.loop import fit, predict
-from l2d.training.ranks import Ranks
 from l2d.training.schedule import make_schedule
 from l2d.training.signals import StopSignal
 from l2d.training.state import TrainingState

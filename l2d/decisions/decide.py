@@ -55,7 +55,7 @@ def decide(
     >>> decide(beliefs, num_classes=2, costs=torch.tensor([0.2])).asked.tolist()
     [[False], [False]]
     """
-    order = beliefs if order is None else order
+    order = torch.zeros_like(beliefs) if order is None else order  # zeros: no order among equals
     predicted = _best(beliefs[:, :num_classes], order[:, :num_classes])  # [N]
     utility = beliefs[:, num_classes:]  # [N, J]
     for charge in (costs, prices):

@@ -7,11 +7,16 @@ from l2d.evaluation.metrics import HEADLINE, METRICS, REFERENCE, Metric, measure
 
 if TYPE_CHECKING:
     from l2d.evaluation.bayes import bayes_optimum
-    from l2d.evaluation.outcome import Outcome, observe
+    from l2d.evaluation.outcome import Outcome, observe, outcome_of
 
-_LATER = {"Outcome": "outcome", "bayes_optimum": "bayes", "observe": "outcome"}  # these need torch
+_LATER = {
+    "Outcome": "outcome",
+    "bayes_optimum": "bayes",
+    "observe": "outcome",
+    "outcome_of": "outcome",
+}  # these need torch
 
-__all__ = ["HEADLINE", "METRICS", "REFERENCE", "Metric", "Outcome", "bayes_optimum", "measure", "observe"]
+__all__ = ["HEADLINE", "METRICS", "REFERENCE", "Metric", "Outcome", "bayes_optimum", "measure", "observe", "outcome_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2d.decisions import Decision, decide, pick
-from l2d.systems import System
+from l2d.systems import ScoreSystem, System
 from l2d.task import Truth
 from l2d.training.loop import Predicted
 
@@ -71,6 +71,22 @@ class Outcome:
         votes.scatter_add_(1, answers + 1, torch.ones_like(answers, dtype=torch.int16))
         support = votes.gather(1, answers + 1).masked_fill(~self.recorded, 0)  # [N, J]: votes for what expert j said
         return pick(answers, support.argmax(dim=1))
+
+
+def outcome_of(scores: Tensor, labels: Tensor, answers: Tensor, loss: Any) -> Outcome:
+    """The outcome of scores [N, K+J] that were trained with a loss, for labels [N] and answers [N, J] (-1: none).
+
+    >>> from l2d.evaluation import METRICS, measure
+    >>> from l2d.losses import DeferralLoss
+    >>> scores = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]])  # two classes, one expert
+    >>> labels, answers = torch.tensor([0, 0]), torch.tensor([[1], [0]])
+    >>> measure(outcome_of(scores, labels, answers, DeferralLoss("picce", "ce", num_classes=2)), METRICS)["coverage"]
+    50.0
+    """
+    num_experts = answers.shape[1]
+    system = ScoreSystem(lambda _: nn.Identity(), loss, scores.shape[1] - num_experts, num_experts)
+    samples = torch.arange(len(labels))
+    return observe(system, Predicted(scores.cpu(), labels.cpu(), answers.cpu(), samples))
 
 
 def observe(

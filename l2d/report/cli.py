@@ -1,4 +1,4 @@
-"""l2d report: the tables and the finding on the terminal, and everything else in a folder."""
+"""l2d report: the tables and findings on the terminal, and everything else in a folder."""
 
 import argparse
 from importlib.util import find_spec
@@ -7,45 +7,54 @@ from pathlib import Path
 import pandas as pd
 
 from l2d.errors import UserError, errors_as_sentences, show
+from l2d.report.blocks import make_blocks
+from l2d.report.findings import findings
 from l2d.report.load import load_runs
-from l2d.report.page import write_page
-from l2d.report.render import finding, to_latex, to_markdown, to_text
-from l2d.report.statistics import paired_differences
-from l2d.report.tables import repeated, summarize
+from l2d.report.render import to_latex, to_markdown, to_text
+from l2d.report.tables import name_repeated
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """l2d report DIR ..."""
+    """l2d report; without `arguments` those of the command line."""
     parser = argparse.ArgumentParser("l2d report", description="Tables, figures and a page from finished runs.")
     parser.add_argument("folders", nargs="+", metavar="DIR", help="what l2d train wrote to; searched for runs")
     parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report)")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--baseline",
+        metavar="LOSS",
+        help="the loss that all others are compared with, by its name (default: for each loss the vanilla one of its base)",
+    )
+    given = parser.parse_args(arguments)
     with errors_as_sentences():
-        write_report(options.folders, options.out)
+        write_report(given.folders, given.out, given.baseline)
 
 
-def write_report(folders: list[str], out: Path) -> None:
+def write_report(folders: list[str], out: Path, baseline: str | None = None) -> None:
+    """Print the tables and findings of the runs below the folders, and write the report to `out`."""
     runs = load_runs(*folders)
-    repeated(runs)
-    cells, paired = summarize(runs), paired_differences(runs)
+    name_repeated(runs)
+    blocks = make_blocks(runs, baseline)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out} cannot be made a folder ({error.strerror}); choose another --out.") from error
-    write_frame(runs, out / "runs")
-    cells.to_csv(out / "tables.csv", index=False)
-    paired.to_csv(out / "paired.csv", index=False)
-    (out / "tables.md").write_text(to_markdown(cells))
-    (out / "tables.tex").write_text(to_latex(cells))
-    show(to_text(cells))
-    show(finding(cells))
+        raise UserError(f"--out={out} cannot be made a folder ({error.strerror}); choose another.") from error
+    _write_frame(runs, out / "runs")
+    for name, attribute in (("tables", "cells"), ("reference", "reference"), ("paired", "paired")):
+        pd.concat([getattr(block, attribute) for block in blocks]).to_csv(out / f"{name}.csv", index=False)
+    (out / "tables.md").write_text(to_markdown(blocks), encoding="utf-8")
+    (out / "tables.tex").write_text(to_latex(blocks), encoding="utf-8")
+    show(to_text(blocks))
+    for block in blocks:
+        for sentence in findings(block):
+            show(f"{block.title}: {sentence}")
     from l2d.report.figures import draw_figures  # matplotlib loads slowly: after the tables are on the terminal
+    from l2d.report.page import write_page
 
-    page = write_page(runs, cells, paired, draw_figures(runs, cells, out), out)
+    page = write_page(blocks, draw_figures(blocks, out), out)
     show(f"\nPage: {page}")
 
 
-def write_frame(frame: pd.DataFrame, path: Path) -> None:
+def _write_frame(frame: pd.DataFrame, path: Path) -> None:
     frame.to_csv(path.with_suffix(".csv"), index=False)
     if find_spec("pyarrow"):
         frame.to_parquet(path.with_suffix(".parquet"), index=False)

@@ -1,49 +1,61 @@
 """Run folders -> a tidy frame with a row per run. Reads result.json, config.yaml and metrics.csv, nothing else."""
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 
-from l2d.config import flatten
 from l2d.errors import UserError, notify
-from l2d.identity import FREE_GROUPS, FREE_KEYS, choices, fingerprint
+from l2d.evaluation.metrics import HEADLINE, REFERENCE
+from l2d.identity import choices, settings
+from l2d.report.methods import method_name
+from l2d.report.metrics import read_metrics, read_number, read_own_metrics
+from l2d.report.settings import block_settings, differences, method_settings
 
-METRICS = ("system_error", "coverage", "classifier_accuracy")
 BLOCK = ["dataset", "experts", "setting"]  # one table of the report
 CELL = [*BLOCK, "base", "num_experts", "method"]  # one cell of it: what is averaged over seeds
+NEWEST_SCHEMA = 2
+TAKEN = {"setting", "state", "n", "seeds", "table"}  # columns that come later, so that no metric has such a name
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Run(NamedTuple):
+    """One run folder: its row of the frame, and the settings that tell its block and its method from others."""
+
+    row: dict[str, Any]
+    block: dict[str, Any]
+    method: dict[str, Any]
 
 
 def load_runs(*folders: str | Path) -> pd.DataFrame:
     """A row per run found at or below the folders.
 
-    `method` is the formulation as tables show it, `setting` what else tells runs of a dataset and pattern apart.
-    Metrics are those of finished runs only; `epoch` is how far a run came. What cannot be read is named and left out.
+    `method` is the loss's name, `setting` what else tells runs of a dataset and pattern apart. Metrics are those of
+    finished runs only; `epoch` is how far a run came. A folder that cannot be read is named on stderr and left out.
     """
     runs = [run for path in _run_folders(folders) if (run := _read(path)) is not None]
     if not runs:
-        raise UserError(f"No runs found in {', '.join(map(str, folders))}; give the folder that l2d-train wrote to.")
-    frame = pd.DataFrame([row for row, _ in runs])
-    configs = [config for _, config in runs]
-    frame["setting"] = _labels(frame, ["dataset", "experts"], [_setting(config) for config in configs])
-    losses = [flatten(_without(config.get("loss", {}), {"name"})) for config in configs]
-    extra = _labels(frame, ["formulation", "base"], losses)
-    frame["method"] = [f"{name} {more}".strip() for name, more in zip(frame["formulation"], extra, strict=True)]
-    for metric in METRICS:
-        frame[metric] = frame[metric].astype(float) if metric in frame else float("nan")
-    first = [*CELL, "loss", "seed", "status", *METRICS, "epoch", "epochs"]
+        raise UserError(f"No runs found in {', '.join(map(str, folders))}; give the folder that l2d train wrote to.")
+    frame = pd.DataFrame([run.row for run in runs])
+    frame["setting"] = differences(frame, ["dataset", "experts"], [run.block for run in runs])
+    more = differences(frame, ["method"], [run.method for run in runs])
+    frame["method"] = [f"{name} {text}".strip() for name, text in zip(frame["method"], more, strict=True)]
+    names = [metric.name for metric in (*HEADLINE, *REFERENCE)]
+    for name in names:
+        frame[name] = frame[name].astype(float) if name in frame else float("nan")
+    first = [*CELL, "loss", "seed", "status", *names, "epoch", "epochs"]
     return frame[[*first, *(c for c in frame if c not in first)]].sort_values([*CELL, "seed"], ignore_index=True)
 
 
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
     """Every epoch of every run (metrics.csv), beside the columns that say which cell it belongs to."""
     keys = [*CELL, "seed", "folder"]
-    read = [(run, _metrics(Path(run.folder))) for run in runs[keys].itertuples(index=False)]
-    curves = [rows.assign(**run._asdict()) for run, rows in read if rows is not None and len(rows)]
+    read = [(run, _epochs(Path(run.folder))) for run in runs[keys].itertuples(index=False)]
+    curves = [rows.assign(**run._asdict()) for run, rows in read if len(rows)]
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=keys)
 
 
@@ -51,21 +63,24 @@ def _run_folders(folders: tuple[str | Path, ...]) -> list[Path]:
     found: set[Path] = set()
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder; give the folder that l2d-train wrote to.")
+            raise UserError(f"{folder} is not a folder; give the folder that l2d train wrote to.")
         for name in ("result.json", "config.yaml"):
             found |= {path.parent.resolve() for path in folder.rglob(name)}
-    return sorted(path for path in found if found.isdisjoint(path.parents))  # what a run keeps below it is no run
+    return sorted(path for path in found if found.isdisjoint(path.parents))  # what a run keeps below it is not a run
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The row of one run and its config; None, with a warning, if the folder cannot be read."""
+def _read(path: Path) -> Run | None:
+    """What one folder holds; None, with a notice, if it cannot be read."""
     file = path / "config.yaml"
     try:
         config = yaml.load(file.read_text(), Loader=_YAML)
         chosen = choices(OmegaConf.create(config))
         file = path / "result.json"
         result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"status": "partial"}
-        return _row(path, result, config, {**chosen, **(result.get("choices") or {})}), config
+        if result.get("schema_version", 1) > NEWEST_SCHEMA:
+            raise ValueError(f"schema_version={result['schema_version']} is newer than {NEWEST_SCHEMA}; update l2d")
+        chosen |= {key: value for key, value in (result.get("choices") or {}).items() if value is not None}
+        return Run(_row(path, result, config, chosen), block_settings(config, result), method_settings(config))
     except Exception as error:  # whatever is wrong with one folder must not hide the others
         reason = " ".join(str(error).split()) or type(error).__name__
         notify(f"{file} cannot be read, so its run is left out: {reason}")
@@ -73,67 +88,46 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]:
-    status = str(result["status"])
-    metrics = result.get("metrics") or {}
-    if status == "finished" and not all(isinstance(metrics.get(m), int | float) for m in METRICS):
-        raise ValueError(f"it says finished but lacks one of {', '.join(METRICS)}")
-    rows = _metrics(path)
-    num_experts = chosen.get("num_experts") or len(result.get("experts") or []) or None
-    if num_experts is None:
+    epochs = _epochs(path)
+    num_experts = chosen.get("num_experts") or len(result.get("experts") or [])
+    if not num_experts:
         raise ValueError("it does not say how many experts there were")
-    return {
-        **{key: value for key, value in chosen.items() if key != "seed"},
-        "formulation": str(chosen.get("formulation") or chosen["loss"]),
-        "base": str(chosen.get("base") or "own"),
+    error = result.get("error")
+    row = {
+        **{
+            key: str(chosen.get(key) or "") for key in ("dataset", "experts", "backbone", "loss", "formulation", "base")
+        },
+        **{key: str(chosen.get(key) or "") for key in ("system", "optim")},
+        "method": method_name(chosen),
         "num_experts": int(num_experts),
         "seed": int(result.get("seed", chosen.get("seed", 0))),
-        "status": status,
-        **(metrics if status == "finished" else {}),
-        **{f"bayes_{key}": value for key, value in (result.get("bayes") or {}).items()},
-        "epoch": int(rows["epoch"].iloc[-1]) if rows is not None and len(rows) else 0,
-        "epochs": config.get("trainer", {}).get("epochs"),
-        "seconds": result.get("seconds"),
-        "fingerprint": result.get("fingerprint") or fingerprint(OmegaConf.create(config)),
-        "error": result.get("error"),
+        "status": str(result["status"]),
+        **{f"bayes_{k}": read_number(v, f"bayes.{k}") for k, v in (result.get("bayes") or {}).items()},
+        "epoch": int(epochs["epoch"].iloc[-1]) if len(epochs) else 0,
+        "epochs": read_number(config["trainer"].get("epochs"), "trainer.epochs"),
+        "seconds": read_number(result.get("seconds"), "seconds"),
+        "fingerprint": str(result.get("fingerprint") or _fingerprint(config)),
+        "error": None if error is None else str(error),
         **{key: result.get(key) for key in ("device", "precision", "parameters", "git_commit")},
         "versions": " ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items()),
         "folder": str(path),
     }
+    own = read_own_metrics(result.get("own_metrics"))
+    metrics = read_metrics(result.get("metrics"), own) if row["status"] == "finished" else {}
+    renamed = {metric["name"]: f"own_{metric['name']}" for metric in own if metric["name"] in {*row, *TAKEN}}
+    own = [{**metric, "name": renamed.get(metric["name"], metric["name"])} for metric in own]
+    return {**row, **{renamed.get(k, k): v for k, v in metrics.items()}, "own_metrics": json.dumps(own)}
 
 
-def _metrics(path: Path) -> pd.DataFrame | None:
+def _fingerprint(config: dict) -> str:
+    """Stands in where a run left no result.json; the data on disk are not looked at."""
+    return hashlib.sha256(json.dumps(settings(OmegaConf.create(config)), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _epochs(path: Path) -> pd.DataFrame:
+    """metrics.csv as numbers; without rows where it is absent, empty or cut off."""
     try:
-        rows = pd.read_csv(path / "metrics.csv")
-    except (OSError, ValueError):  # absent, empty, or cut off
-        return None
-    return rows if "epoch" in rows else None
-
-
-def _setting(config: dict) -> dict[str, Any]:
-    """Everything that determines the result, but for the loss, the number of experts and the seed."""
-    kept = {group: value for group, value in config.items() if group not in {*FREE_GROUPS, "seed", "loss"}}
-    dropped = FREE_KEYS | {"experts": FREE_KEYS.get("experts", set()) | {"num"}}
-    return flatten({group: _without(value, dropped.get(group, set())) for group, value in kept.items()})
-
-
-def _without(settings: Any, keys: set[str]) -> Any:
-    """A group without these keys; a setting that is no group stays as it is."""
-    return {k: v for k, v in settings.items() if k not in keys} if isinstance(settings, dict) else settings
-
-
-def _labels(frame: pd.DataFrame, within: list[str], settings: list[dict[str, Any]]) -> list[str]:
-    """For each run the `key=value`s that differ among the runs with the same `within`; empty where nothing differs."""
-    labels = [""] * len(frame)
-    for rows in frame.groupby(within).indices.values():
-        keys = dict.fromkeys(key for i in rows for key in settings[i])
-        varying = [key for key in keys if len({_text(settings[i].get(key)) for i in rows}) > 1]
-        for i in rows:
-            labels[i] = " ".join(f"{key}={_text(settings[i].get(key))}" for key in varying)
-    return labels
-
-
-def _text(value: Any) -> str:
-    """As a user would type it; 1.0 and 1 are the same setting."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+        rows = pd.read_csv(path / "metrics.csv").apply(pd.to_numeric, errors="coerce")
+    except (OSError, ValueError):
+        return pd.DataFrame({"epoch": []})
+    return rows.dropna(subset="epoch") if "epoch" in rows else pd.DataFrame({"epoch": []})

@@ -1,45 +1,60 @@
 """Runs -> the cells of tables: mean and standard deviation over seeds, beside the published number."""
 
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import pandas as pd
 
 from l2d.errors import notify
-from l2d.report.load import BLOCK, CELL, METRICS
+from l2d.evaluation.metrics import REFERENCE
+from l2d.report.load import BLOCK, CELL
+from l2d.report.methods import base_order, column, loss_name
+from l2d.report.metrics import ShownMetric, shown_metrics
 
-METHODS = {"vanilla": "Vanilla", "picce": "PiCCE", "pice": "PiCE"}
-BASES = {"ce": "CE", "ova": "OvA"}
-LOWER_IS_BETTER = {"system_error"}
+ROW = [*BLOCK, "base", "num_experts"]  # one row of a table: the cells that stand side by side
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per cell of every block's table, the missing cells too.
+    """A row per cell: what was run, and what the paper published for these blocks.
 
     A cell's `state` is complete, partial (only `n` of the block's `seeds` finished), failed, unfinished or missing; its
-    mean and sample standard deviation (n - 1) are over the finished seeds. `<metric>_better` is the better of vanilla
-    and PiCCE at the printed two decimals, where both are complete.
+    mean and sample standard deviation (n - 1) are over the finished seeds. `<metric>_better` marks the best complete
+    cells of a row at the printed two decimals, where they differ.
     """
-    published = load_published()
-    runs = one_per_seed(runs)
-    cells = pd.DataFrame(
-        [_cell(key, group) for block, group in runs.groupby(BLOCK) for key in _grid(block, group, published)]
-    )
-    cells = cells.merge(
-        published, on=["dataset", "experts", "base", "num_experts", "method"], how="left", suffixes=("", "_published")
-    )
-    for metric in METRICS:
-        if f"{metric}_published" in cells:
-            cells[f"{metric}_difference"] = cells[metric] - cells[f"{metric}_published"]
-        cells[f"{metric}_better"] = _better(cells, metric)
+    published, metrics = load_published(), shown_metrics(runs)
+    rows = []
+    for block, group in one_per_seed(runs).groupby(BLOCK):
+        for key in _grid(block, group, published):
+            rows.append({**dict(zip(CELL, (*block, *key), strict=True)), **_cell(*key, group, metrics)})
+    published = published.drop(columns=["base", "formulation"])
+    keys = ["dataset", "experts", "num_experts", "method"]
+    cells = pd.DataFrame(rows).merge(published, on=keys, how="left", suffixes=("", "_published"))
+    for metric in metrics:
+        if f"{metric.name}_published" in cells:
+            cells[f"{metric.name}_difference"] = cells[metric.name] - cells[f"{metric.name}_published"]
+        cells[f"{metric.name}_better"] = _better(cells, metric)
     return cells
+
+
+def reference_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per block and number of experts: what a reader compares a system's accuracy with, mean over seeds.
+
+    The experts of a seed are the same for every loss. `best_achievable` is 100 minus the Bayes optimum's system error.
+    """
+    done = one_per_seed(runs[runs["status"] == "finished"])
+    bayes = done["bayes_system_error"] if "bayes_system_error" in done else float("nan")
+    done = done.assign(best_achievable=100 - bayes)
+    names = [*(metric.name for metric in REFERENCE), "best_achievable"]
+    per_seed = done.groupby([*BLOCK, "num_experts", "seed"])[names].mean()
+    return per_seed.groupby(level=[*BLOCK, "num_experts"]).mean().reset_index()
 
 
 def load_published() -> pd.DataFrame:
     """The paper's Tables 1, 2 and 4, which ship with the package."""
     with files("l2d.report").joinpath("published.csv").open() as file:
-        return pd.read_csv(file).rename(columns={"formulation": "method"})
+        published = pd.read_csv(file)
+    names = map(loss_name, published["formulation"], published["base"])
+    return published.assign(method=list(names))
 
 
 def one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
@@ -49,27 +64,21 @@ def one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     return order[~again].drop(columns="_late")
 
 
-def repeated(runs: pd.DataFrame) -> None:
+def name_repeated(runs: pd.DataFrame) -> None:
     """Name the runs that `one_per_seed` leaves out."""
     for folder in runs.drop(one_per_seed(runs).index)["folder"]:
         notify(f"{folder} repeats another run of the same setting and seed, and is not counted.")
 
 
-def _grid(block: tuple, runs: pd.DataFrame, published: pd.DataFrame) -> Iterator[tuple]:
-    """The cells the block's table should have: every base, count and method of its runs and of the published table."""
+def _grid(block: tuple, runs: pd.DataFrame, published: pd.DataFrame) -> list[tuple[str, int, str]]:
+    """(base, number of experts, method) of the cells that the block's table has, in its order."""
     printed = published[(published["dataset"] == block[0]) & (published["experts"] == block[1])]
-    known = pd.concat([runs[["base", "num_experts", "method"]], printed[["base", "num_experts", "method"]]])
-    own = set(runs.loc[runs["base"] == "own", "method"])
-    rivals = {"vanilla", "picce"} - {method.split(" ")[0] for method in known["method"]}
-    methods = _ordered({*known["method"]} - own | rivals, METHODS)
-    for base in _ordered(set(known["base"]), BASES):
-        for num in sorted(set(known["num_experts"])):
-            for method in methods if base != "own" else sorted(own):
-                yield (*block, base, num, method)
+    cell = ["base", "num_experts", "method"]
+    known = set(pd.concat([runs[cell], printed[cell]]).itertuples(index=False, name=None))
+    return sorted(known, key=lambda key: (base_order(key[0]), key[1], column(key[2])))
 
 
-def _cell(key: tuple, block: pd.DataFrame) -> dict[str, Any]:
-    _, _, _, base, num, method = key
+def _cell(base: str, num: int, method: str, block: pd.DataFrame, metrics: list[ShownMetric]) -> dict[str, Any]:
     here = block[(block["base"] == base) & (block["num_experts"] == num) & (block["method"] == method)]
     done = here[here["status"] == "finished"]
     n, seeds = len(done), block["seed"].nunique()
@@ -81,50 +90,20 @@ def _cell(key: tuple, block: pd.DataFrame) -> dict[str, Any]:
     else:
         state = "missing"
     return {
-        **dict(zip(CELL, key, strict=True)),
-        "loss": here["loss"].iloc[0] if len(here) else (base if method == "vanilla" else f"{method}_{base}"),
         "state": state,
         "n": n,
         "seeds": seeds,
-        **{metric: done[metric].mean() for metric in METRICS},
-        **{f"{metric}_std": done[metric].std() for metric in METRICS},
+        # a metric that is undefined for one seed has no mean
+        **{metric.name: done[metric.name].mean(skipna=False) for metric in metrics},
+        **{f"{metric.name}_std": done[metric.name].std(skipna=False) for metric in metrics},
         **bayes.to_dict(),
     }
 
 
-def _better(cells: pd.DataFrame, metric: str) -> pd.Series:
-    """True where a complete vanilla or PiCCE cell beats the other one."""
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    value = (sign * cells[metric]).round(2).where(cells["state"] == "complete")
-    other = pd.Series(float("nan"), index=cells.index)
-    for method, rival in (("vanilla", "picce"), ("picce", "vanilla")):
-        place = cells.loc[cells["method"] == rival, CELL[:-1]].assign(rival=value)
-        mine = cells.loc[cells["method"] == method, CELL[:-1]].reset_index().merge(place, on=CELL[:-1])
-        other.loc[mine["index"]] = mine["rival"].to_numpy()
-    return value > other
-
-
-def blocks(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Each table's title and cells (or runs, or pairs)."""
-    for (dataset, experts, setting), block in cells.groupby(BLOCK):
-        yield f"{dataset}, {experts} experts" + (f" ({setting})" if setting else ""), block
-
-
-def losses_of(block: pd.DataFrame) -> list[tuple[str, str]]:
-    """The (base, method) pairs of a block's cells, in the order of its table."""
-    return list(dict.fromkeys(zip(block["base"], block["method"], strict=True)))
-
-
-def method_label(method: str) -> str:
-    name, _, more = method.partition(" ")
-    return f"{METHODS.get(name, name)} {more}".strip()
-
-
-def loss_label(base: str, method: str) -> str:
-    return f"{BASES.get(base, base)} {method_label(method)}" if base != "own" else method_label(method)
-
-
-def _ordered(names: set[str], known: dict[str, str]) -> list[str]:
-    """The known ones in their order, then the others by name."""
-    place = list(known)
-    return sorted(names, key=lambda name: (place.index(name) if name in place else len(place), name))
+def _better(cells: pd.DataFrame, metric: ShownMetric) -> pd.Series:
+    """True at the best complete cells of a row, where not all are equal."""
+    sign = -1 if metric.better == "lower" else 1
+    value = (sign * cells[metric.name]).round(2).where(cells["state"] == "complete")
+    row = value.groupby([cells[key] for key in ROW])
+    best, worst = row.transform("max"), row.transform("min")
+    return (value == best) & (best > worst)

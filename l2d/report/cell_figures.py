@@ -1,0 +1,109 @@
+"""Figures of the cells of tables: metrics against the number of experts, and who is deferred to."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from l2d.report.blocks import Block
+from l2d.report.layout import count_of
+from l2d.report.methods import label
+from l2d.report.metrics import ShownMetric
+from l2d.report.style import add_legend, look
+
+
+def overview(blocks: list[Block]) -> Figure:
+    """System error and classifier accuracy against the number of experts, a row of two panels per block."""
+    figure = Figure(figsize=(8.4, 3.3 * len(blocks)))
+    for block, row in zip(blocks, figure.subplots(len(blocks), 2, squeeze=False), strict=True):
+        metrics = {metric.name: metric for metric in block.metrics}
+        for ax, name in zip(row, ("system_error", "classifier_accuracy"), strict=True):
+            against_count(ax, block, metrics[name])
+        row[0].set_title(block.title, loc="left")
+        add_legend(row[1], row[0])
+    return figure
+
+
+def one_metric(block: Block, metric: ShownMetric) -> Figure:
+    """One metric against the number of experts."""
+    figure = Figure(figsize=(5.2, 3.2))
+    ax = figure.subplots()
+    against_count(ax, block, metric)
+    add_legend(ax, ax)
+    return figure
+
+
+def against_count(ax: Axes, block: Block, metric: ShownMetric) -> None:
+    """A line per method with a band of one standard deviation, and what is achievable where that is known."""
+    for method in block.methods:
+        line = _cells_of(block, method, metric.name)
+        if line.empty:
+            continue
+        style = look(method)
+        ax.plot(line["num_experts"], line[metric.name], label=label(method), **style)
+        std = line[f"{metric.name}_std"].fillna(0)
+        low, high = line[metric.name] - std, line[metric.name] + std
+        ax.fill_between(line["num_experts"], low, high, color=style["color"], alpha=0.13, linewidth=0)
+    best = f"bayes_{metric.name}"
+    if metric.name == "system_error" and best in block.cells and block.cells[best].notna().any():
+        line = block.cells.dropna(subset=best).drop_duplicates("num_experts").sort_values("num_experts")
+        ax.plot(line["num_experts"], line[best], color="0.35", linewidth=1.2, linestyle="-.", label="Best achievable")
+    ax.set_xticks(sorted(set(block.cells["num_experts"])))
+    ax.set_xlabel("Number of experts")
+    ax.set_ylabel(metric.label)
+
+
+def coverage_accuracy(block: Block) -> Figure:
+    """System accuracy against coverage: a point per cell, joined from the fewest to the most experts."""
+    figure = Figure(figsize=(5.2, 3.6))
+    ax = figure.subplots()
+    for method in block.methods:
+        line = _cells_of(block, method, "coverage")
+        if line.empty:
+            continue
+        style, accuracy = look(method), 100 - line["system_error"]
+        ax.plot(line["coverage"], accuracy, label=label(method), **style)
+        for x, y, num in zip(line["coverage"], accuracy, line["num_experts"], strict=True):
+            ax.annotate(num, (x, y), (3, 3), textcoords="offset points", fontsize=7, color=style["color"])
+    ax.set_xlabel("Coverage (%)")
+    ax.set_ylabel("System accuracy (%)")
+    ax.set_title("Beside each point: the number of experts", loc="left", fontsize=8, color="0.35")
+    add_legend(ax, ax)
+    return figure
+
+
+def deferred_to(block: Block) -> Figure:
+    """A heat map per number of experts: of what a method defers, the share that each expert gets, mean over seeds."""
+    done = block.runs[block.runs["status"] == "finished"]
+    counts = sorted(set(done["num_experts"]) - {1}) or [1]  # one expert gets everything
+    tables = [_shares(done[done["num_experts"] == num], block.methods, num) for num in counts]  # [methods, J] each
+    top = max(np.nanmax(table, initial=1) for table in tables)
+    widths = [max(num, 4) for num in counts]
+    size = (min(0.2 * sum(widths) + 0.4 * len(counts) + 2.4, 14), 0.3 * len(block.methods) + 1.3)
+    figure = Figure(figsize=size)
+    axes = figure.subplots(1, len(counts), squeeze=False, sharey=True, width_ratios=widths)
+    for ax, num, table in zip(axes[0], counts, tables, strict=True):
+        image = ax.imshow(table, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+        ax.set_title(count_of(num), fontsize=9)
+        ax.set_xticks(sorted({0, num - 1}), sorted({1, num}))
+        ax.set_xlabel("Expert")
+        ax.grid(visible=False)
+    axes[0, 0].set_yticks(range(len(block.methods)), list(map(label, block.methods)))
+    figure.colorbar(image, ax=axes[0], label="Share of the deferred (%)")
+    return figure
+
+
+def _shares(runs: pd.DataFrame, methods: list[str], num: int) -> np.ndarray:
+    """Of what each method defers, the percentage that each expert gets [methods, J]; NaN where nothing is known."""
+    table = np.full((len(methods), num), np.nan)
+    for i, method in enumerate(methods):
+        rows = runs.loc[runs["method"] == method, "deferred_to"]
+        given = [np.divide(row, sum(row)) for row in rows if isinstance(row, list) and len(row) == num and sum(row) > 0]
+        if given:
+            table[i] = 100 * np.mean(given, axis=0)
+    return table
+
+
+def _cells_of(block: Block, method: str, metric: str) -> pd.DataFrame:
+    """The method's cells that have the metric, from the fewest to the most experts."""
+    return block.cells[block.cells["method"] == method].dropna(subset=metric).sort_values("num_experts")

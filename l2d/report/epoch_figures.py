@@ -1,0 +1,54 @@
+"""Figures over the epochs of training, from metrics.csv."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from l2d.report.layout import count_of
+from l2d.report.methods import label
+from l2d.report.metrics import ShownMetric
+from l2d.report.style import add_legend, look
+
+UNDERFITTING = {
+    "expert_aggregation": "Expert aggregation",
+    "label_margin": "Label margin (%)",
+    "class_gradient_share": "Gradient to classes (%)",
+}
+
+
+def epoch_figures(curves: pd.DataFrame, methods: list[str], metrics: list[ShownMetric]) -> dict[str, Figure]:
+    """name -> figure: the training loss with what was evaluated on the way, and underfitting where it was looked at."""
+    labels = {metric.name: metric.label for metric in metrics}
+    loss = {"loss": "Training loss"} if "loss" in curves and curves["loss"].notna().any() else {}
+    figures = {}
+    if rows := {**loss, **_drawn(curves, labels)}:
+        figures["training_curves"] = per_epoch(curves, methods, rows)
+    if underfitting := _drawn(curves, UNDERFITTING):
+        figures["underfitting"] = per_epoch(curves, methods, underfitting)
+    return figures
+
+
+def _drawn(curves: pd.DataFrame, labels: dict[str, str]) -> dict[str, str]:
+    """Those of the columns that have more than one epoch to show."""
+    shown = [c for c in labels if c in curves and curves.loc[curves[c].notna(), "epoch"].nunique() > 1]
+    return {column: labels[column] for column in shown}
+
+
+def per_epoch(curves: pd.DataFrame, methods: Sequence[str], rows: dict[str, str]) -> Figure:
+    """The mean over seeds of each column of `rows` (column -> label), for each number of experts."""
+    counts = sorted(set(curves["num_experts"]))
+    figure = Figure(figsize=(2.4 * len(counts) + 1.6, 2.1 * len(rows) + 0.3))
+    axes = figure.subplots(len(rows), len(counts), squeeze=False, sharex=True, sharey="row")
+    for column, num in zip(axes.T, counts, strict=True):
+        column[0].set_title(count_of(num), fontsize=9)
+        column[-1].set_xlabel("Epoch")
+        for method in methods:
+            here = curves[(curves["num_experts"] == num) & (curves["method"] == method)]
+            for ax, row in zip(column, rows, strict=True):
+                mean = here.dropna(subset=row).groupby("epoch")[row].mean()
+                ax.plot(mean.index, mean, label=label(method), **(look(method) | {"marker": ""}))
+    for ax, text in zip(axes[:, 0], rows.values(), strict=True):
+        ax.set_ylabel(text)
+    add_legend(axes[0, -1], axes[0, -1])
+    return figure

@@ -1,0 +1,55 @@
+"""What the numbers of a block say, in sentences."""
+
+import pandas as pd
+
+from l2d.report.blocks import Block
+from l2d.report.layout import count_of
+from l2d.report.methods import label
+
+
+def findings(block: Block) -> list[str]:
+    """What adding experts did to each method, and where a single expert does better than all of them."""
+    done = block.cells[block.cells["n"] > 0]
+    errors = {method: group.set_index("num_experts") for method, group in done.groupby("method")}
+    said = []
+    for method in block.methods:
+        if method in errors and len(errors[method]) > 1:
+            said.append(_adding_experts(method, errors[method], block.baselines.get(method), errors))
+    return said + _single_expert(block, done)
+
+
+def _adding_experts(method: str, cells: pd.DataFrame, baseline: str | None, errors: dict[str, pd.DataFrame]) -> str:
+    first, last = cells.iloc[0], cells.iloc[-1]
+    used = [first, last]
+    change = _change(first["system_error"], last["system_error"])
+    text = f"from {cells.index[0]} to {count_of(cells.index[-1])} the system error of {label(method)} {change}"
+    if baseline in errors and cells.index[-1] in errors[baseline].index:
+        other = errors[baseline].loc[cells.index[-1]]
+        used.append(other)
+        text += f", which is {_compared(last['system_error'], other['system_error'])} that of {label(baseline)}"
+    return text + (" (some seeds are missing)." if any(cell["state"] == "partial" for cell in used) else ".")
+
+
+def _single_expert(block: Block, done: pd.DataFrame) -> list[str]:
+    """Where always asking the best single expert has a lower error than every trained system."""
+    said = []
+    for line in block.reference.itertuples(index=False):
+        here = done[done["num_experts"] == line.num_experts]
+        alone = 100 - line.best_expert_accuracy
+        if len(here) and round(alone, 2) < round(here["system_error"].min(), 2):
+            best = here.loc[here["system_error"].idxmin()]
+            said.append(
+                f"with {count_of(line.num_experts)}, always asking the best single one has an error of {alone:.2f}, "
+                f"below that of every trained system (the lowest is {best['system_error']:.2f}, {label(best['method'])})."
+            )
+    return said
+
+
+def _change(first: float, last: float) -> str:
+    step = round(last - first, 2)
+    return f"{'rose' if step > 0 else 'fell'} by {abs(step):.2f} to {last:.2f}" if step else f"stayed at {last:.2f}"
+
+
+def _compared(one: float, other: float) -> str:
+    gap = round(one - other, 2)
+    return f"{abs(gap):.2f} {'above' if gap > 0 else 'below'}" if gap else "equal to"

@@ -1,0 +1,162 @@
+"""Figures of evaluation=full, from the `evaluation` in result.json."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from l2d.errors import notify
+from l2d.report.layout import count_of
+from l2d.report.methods import label
+from l2d.report.style import add_legend, look
+from l2d.report.tables import one_per_seed
+
+PARTS = {
+    "classifier": ("Classifier's mistakes", "#009E73"),
+    "decision": ("Deferring or not", "#CC79A7"),
+    "expert": ("Wrong expert", "#E69F00"),
+}
+# What a figure needs of an evaluation, as numbers. KeyError or TypeError: it is not there.
+READ: dict[str, Callable[[dict], Any]] = {
+    "regret": lambda e: [e["regret"][part] for part in PARTS],  # [3]
+    "calibration": lambda e: [
+        [e["calibration"][who][key] for key in ("count", "confidence", "accuracy")] for who in ("classifier", "expert")
+    ],  # [2, 3, bins]
+    "curve": lambda e: [e["curve"]["coverage"], e["curve"]["accuracy"]],  # [2, points]
+    "budget": lambda e: [[row["coverage"], 100 - row["system_error"]] for row in e["budget"]],  # [budgets, 2]
+    "posterior": lambda e: [e["posterior"]["true"] or e["posterior"]["before"], e["posterior"]["after"]],  # [2, labels]
+}
+
+
+def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
+    """name -> figure that the evaluations of a block allow; one for which no run has the numbers is left out."""
+    done = one_per_seed(runs[runs["status"] == "finished"])
+    evaluations = [json.loads(Path(folder, "result.json").read_text()).get("evaluation") for folder in done["folder"]]
+    done = done.assign(evaluation=evaluations).dropna(subset="evaluation")
+    parts = {part: _with_values(done, part) for part in READ}
+    figures: dict[str, Figure] = {}
+    if len(parts["regret"]):
+        figures["regret"] = regret(parts["regret"], methods)
+    if len(parts["calibration"]):
+        figures["reliability"] = reliability(parts["calibration"], methods)
+    if len(parts["curve"]):
+        figures["budget_curve"] = budget_curve(parts["curve"], parts["budget"], methods)
+    if len(parts["posterior"]):
+        figures["posterior"] = posterior(parts["posterior"], methods)
+    return figures
+
+
+def _with_values(runs: pd.DataFrame, part: str) -> pd.DataFrame:
+    """The runs that have this part of the evaluation, as arrays of one shape in the column `values`.
+
+    Evaluations of other shapes (other bins or points) cannot be averaged with these; they are named and left out.
+    """
+    values: list[np.ndarray | None] = []
+    for evaluation, folder in zip(runs["evaluation"], runs["folder"], strict=True):
+        try:
+            values.append(np.array(READ[part](evaluation), dtype=float) if evaluation.get(part) else None)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            notify(f"{folder}/result.json has an evaluation.{part} that cannot be read; it is not drawn.")
+            values.append(None)
+    shapes = Counter(value.shape for value in values if value is not None)
+    shape = max(shapes, key=lambda shape: shapes[shape], default=())
+    for value, folder in zip(values, runs["folder"], strict=True):
+        if value is not None and value.shape != shape:
+            notify(f"{folder} was evaluated with other settings, so its evaluation.{part} is not drawn.")
+    kept = [value is not None and value.shape == shape for value in values]
+    return runs.assign(values=values)[kept]
+
+
+def _over_seeds(runs: pd.DataFrame, method: str, num: int) -> np.ndarray | None:
+    """The values of each seed of a cell, [seeds, ...]; None where there is no run."""
+    here = runs[(runs["num_experts"] == num) & (runs["method"] == method)]
+    return np.stack(list(here["values"])) if len(here) else None
+
+
+def regret(runs: pd.DataFrame, methods: list[str]) -> Figure:
+    """The excess over the best achievable error, stacked from its three parts, mean over seeds."""
+    counts = sorted(set(runs["num_experts"]))
+    figure = Figure(figsize=(1.9 * len(counts) + 3, 0.32 * len(methods) + 1.3))
+    axes = figure.subplots(1, len(counts), squeeze=False, sharex=True, sharey=True)
+    for ax, num in zip(axes[0], counts, strict=True):
+        for i, method in enumerate(methods):
+            parts = _over_seeds(runs, method, num)  # [seeds, 3]
+            if parts is not None:
+                width = parts.mean(0)  # [3]
+                ax.barh([i] * 3, width, left=width.cumsum() - width, color=[colour for _, colour in PARTS.values()])
+        ax.set_title(count_of(num), fontsize=9)
+        ax.set_xlabel("Regret (%)")
+    axes[0, 0].set_yticks(range(len(methods)), list(map(label, methods)))
+    axes[0, 0].invert_yaxis()
+    handles = [Patch(color=colour, label=text) for text, colour in PARTS.values()]
+    axes[0, -1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def reliability(runs: pd.DataFrame, methods: list[str]) -> Figure:
+    """Accuracy against confidence with the most experts, the bins of all seeds pooled; the diagonal is calibrated."""
+    num = max(runs["num_experts"])
+    figure = Figure(figsize=(8.4, 3.4))
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, title in zip(axes, ("Classifier", "Asked expert"), strict=True):
+        ax.plot([0, 100], [0, 100], color="0.6", linewidth=1)
+        ax.set_title(title, fontsize=9)
+        ax.set_xlabel("Confidence (%)")
+    for method in methods:
+        found = _over_seeds(runs, method, num)  # [seeds, 2, 3, bins]
+        if found is None:
+            continue
+        for ax, bins in zip(axes, np.nan_to_num(found).swapaxes(0, 1), strict=True):
+            count = bins[:, 0]  # [seeds, bins]
+            filled = count.sum(0) > 0
+            x, y = (bins[:, 1:] * count[:, None]).sum(0)[:, filled] / count.sum(0)[filled]
+            ax.plot(x, y, label=label(method), **look(method))
+    axes[0].set_ylabel(f"Accuracy (%), {count_of(num)}")
+    add_legend(axes[1], axes[1])
+    return figure
+
+
+def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]) -> Figure:
+    """Accuracy at every coverage with the most experts; crosses: prices that keep a budget, found on held-out data."""
+    num = max(curves["num_experts"])
+    figure = Figure(figsize=(5.2, 3.6))
+    ax = figure.subplots()
+    for method in methods:
+        curve = _over_seeds(curves, method, num)  # [seeds, 2, points]
+        if curve is None:
+            continue
+        ax.plot(*curve.mean(0), label=label(method), **(look(method) | {"marker": ""}))
+        kept = _over_seeds(budgets, method, num)  # [seeds, budgets, 2]
+        if kept is not None:
+            ax.plot(*kept.mean(0).T, linestyle="", marker="x", color=look(method)["color"])
+    ax.set_xlabel("Coverage (%)")
+    ax.set_ylabel(f"System accuracy (%), {count_of(num)}")
+    add_legend(ax, ax)
+    return figure
+
+
+def posterior(runs: pd.DataFrame, methods: list[str]) -> Figure:
+    """The most probable labels in descending order, before experts join (grey) and after, as the paper's figure 1."""
+    counts = sorted(set(runs["num_experts"]))
+    figure = Figure(figsize=(2.2 * len(counts) + 1.9, 2.9))
+    axes = figure.subplots(1, len(counts), squeeze=False, sharey=True)
+    for ax, num in zip(axes[0], counts, strict=True):
+        before = np.mean([values[0] for values in runs.loc[runs["num_experts"] == num, "values"]], axis=0)  # [labels]
+        ranks = range(1, len(before) + 1)
+        ax.bar(ranks, before, color="0.85", label="Before experts")
+        for method in methods:
+            found = _over_seeds(runs, method, num)  # [seeds, 2, labels]
+            if found is not None:
+                ax.plot(ranks, found[:, 1].mean(0), label=label(method), **look(method))
+        ax.set_title(count_of(num), fontsize=9)
+        ax.set_xlabel("Label, by rank")
+        ax.set_xticks(ranks)
+    axes[0, 0].set_ylabel("Probability (%)")
+    add_legend(axes[0, -1], axes[0, -1])
+    return figure

@@ -1,0 +1,59 @@
+"""What tells runs apart: the settings that must be equal before two runs are averaged as two seeds of one thing."""
+
+import json
+from typing import Any
+
+import pandas as pd
+
+from l2d.config import flatten
+from l2d.identity import FREE_GROUPS, FREE_KEYS
+
+# The decision rule is applied after training, so it is not part of a run's identity; the metrics depend on it.
+NOT_COMPARED = (FREE_GROUPS - {"rule"}) | {"seed", "loss", "system"}
+KEYS_NOT_COMPARED = {**FREE_KEYS, "trainer": FREE_KEYS["trainer"] | {"eval_every"}, "experts": {"num"}}
+# What runs of version 0.1 did without having a setting for it.
+VERSION_1: dict[str, Any] = {
+    "rule": {"_target_": "l2d.decisions.decide", "name": "best"},
+    "init": None,
+    "freeze": [],
+}
+
+
+def block_settings(config: dict, result: dict) -> dict[str, Any]:
+    """Everything that determines the result, except the method, the number of experts and the seed; flat."""
+    older = {**VERSION_1, "held_out": (config.get("evaluation") or {}).get("holdout", 0)}
+    flat: dict[str, Any] = {}
+    for group, value in {**older, **config}.items():
+        if group not in NOT_COMPARED:
+            flat |= flatten({group: _without(value, KEYS_NOT_COMPARED.get(group, set()))})
+    digest = (result.get("data") or {}).get("digest")  # absent in older runs, empty where data follow from the settings
+    return {**flat, "data": str(digest)[:6] if digest else "unknown"}
+
+
+def method_settings(config: dict) -> dict[str, Any]:
+    """What two runs of a loss of the same name may differ in; flat."""
+    system = config.get("system") or {}
+    return flatten({**_without(config["loss"], {"name"}), "system": _without(system, {"name", "_target_"})})
+
+
+def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str, Any]]) -> list[str]:
+    """For each run the `key=value`s that differ among the runs with the same `within`; empty where nothing differs."""
+    labels = [""] * len(frame)
+    for rows in frame.groupby(within).indices.values():
+        keys = dict.fromkeys(key for i in rows for key in settings[i])
+        varying = [key for key in keys if len({_text(settings[i].get(key)) for i in rows}) > 1]
+        for i in rows:
+            labels[i] = " ".join(f"{key}={_text(settings[i].get(key))}" for key in varying)
+    return labels
+
+
+def _without(value: Any, keys: set[str]) -> Any:
+    """A group without these keys; a value that is no group stays as it is."""
+    return {k: v for k, v in value.items() if k not in keys} if isinstance(value, dict) else value
+
+
+def _text(value: Any) -> str:
+    """As a user would type it; 1.0 and 1 are the same setting."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
