@@ -61,9 +61,11 @@ def sentence(error: Exception) -> str:
     override = getattr(error, "override", "")  # what Hydra could not parse
     message = str(error)
     if override:
-        message = _how_to_quote(override, message) if "=" in override else f"{override} is not a setting; write KEY=VALUE."
+        message = (
+            _how_to_quote(override, message) if "=" in override else f"{override} is not a setting; write KEY=VALUE."
+        )
     lines = [line.strip() for line in message.splitlines()]
-    text = " ".join(line for line in lines if line and not line.startswith(noise))
+    text = " ".join(line for line in lines if line and not line.startswith(noise)) or " ".join(lines)
     return text.removeprefix("UserError raised while resolving interpolation: ")
 
 

@@ -32,10 +32,10 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
     return _canonical(kept)
 
 
-def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings, which data they mean, and which run `init` starts from."""
+def identity(cfg: DictConfig, data: str | None = None) -> dict[str, Any]:
+    """The settings, which data they mean (looked at, unless their digest is given), and which run `init` starts from."""
     whole = settings(cfg)
-    digest = data_digest(cfg)
+    digest = data_digest(cfg) if data is None else data
     if digest:
         whole["data"] = digest
     if cfg.get("init"):
@@ -52,7 +52,11 @@ def fingerprint(cfg: DictConfig) -> str:
             raise
         _point_out(f"The data are not here, so finished runs are not recognised: {error}")
         whole = settings(cfg)
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+    return eight_digits(whole)
+
+
+def eight_digits(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
 _point_out = lru_cache(maxsize=32)(notify)  # once per process, however many cells a plan has
@@ -72,9 +76,9 @@ def _data_digest(dataset: str) -> str:
     function, arguments = bind(cfg, "dataset", {})
     lister = getattr(function, "lister", None)
     if lister is None:
-        from l2d.data.dataset import content_digest
+        from l2d.data.dataset import Dataset, content_digest
 
-        return content_digest(build(cfg, "dataset"))
+        return content_digest(build(cfg, "dataset", Dataset))
     named = inspect.signature(lister).parameters
     return lister(**{key: value for key, value in arguments.items() if key in named}).digest()
 
