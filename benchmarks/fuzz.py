@@ -15,22 +15,25 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from child import run_and_exit
 from omegaconf import OmegaConf
 
+import l2d.evaluate
 import l2d.job
 import l2d.train  # noqa: F401  before any fork, so that a case starts at once
 from l2d import cli
-from l2d.config import config_dir
+from l2d.compose import compose
+from l2d.conf_files import config_dir, group_files
 
 TINY = ("dataset.num_train=64", "dataset.num_test=32", "trainer.epochs=1")
 SECONDS = 20  # for one case; what trains normally then is told to stop, and must
 MEMORY = 12 << 30  # address space of a case: what wants more must say so, instead of taking the machine down
+RUN = "run"  # the folder of a finished run, where a case names it
+YOUNG = {"held_out", "init", "freeze", "record", "record_mb", "rule", "system", "evaluation"}  # drawn more often
 LEFT_OUT = {"dataset.download", "trainer.compile"}  # the network; a C++ compiler, for minutes
 
 HOSTILE = [
@@ -42,7 +45,9 @@ HOSTILE = [
     "${oc.env:NOWHERE}", "${oc.env:HOME}", "${no.such:1}", "${l2d.run_name:}", "${", "$", "a=b", "a,b", "1,2", "[", "{", "'",
     "range(1,3)", "choice(1,2)", "glob(*)", "int(3.5)", "float(x)", "0x10", "1_000", "0o17", "1:30", "2024-01-01", "l2d.losses",
     "no.such.thing", "no.such", ".", "..", "%s",
-    "once", "per_epoch", "vanilla", "picce", "ova", "ce", "cosine", "constant", "bf16", "fp16", "float32", "cpu", "cuda", "tpu",
+    "once", "per_epoch", "vanilla", "picce", "ova", "ce", "cosine", "constant", "bf16", "fp16", "float32", "cpu", "cuda", "mps", "tpu",
+    "run", "scores", "decisions", "0.9", "[backbone]", "[backbone,loss]", "[nonsense]", "[l2d.evaluation.METRICS]", "[os.path]",
+    "os.getcwd", "os.path", "torch.nn.Identity", "torch.nn.Linear", "l2d.decisions.decide", "l2d.systems.System", "json",
 ]  # fmt: skip
 HYDRA = [
     "hydra.run.dir=mine", "hydra.run.dir=''", "hydra.run.dir=null", "hydra.run.dir=a/b/c", "hydra.run.dir=${nowhere}",
@@ -52,6 +57,8 @@ HYDRA = [
     "hydra/hydra_logging=none", "hydra/job_logging=disabled", "hydra/job_logging=none", "hydra/job_logging=stdout",
     "hydra/job_logging=nothing", "hydra.run.dir=../beside", "hydra.job.env_set.X=1", "+hydra.job.env_set.X=1",
     "hydra.job.config.override_dirname.kv_sep=1", "hydra.sweep.dir=elsewhere", "hydra.runtime.output_dir=elsewhere",
+    "hydra.run.dir=run", "hydra/sweeper=basic", "hydra/sweeper=nothing", "hydra.searchpath=[nowhere]", "hydra.sweeper._target_=os.getcwd",
+    "hydra.launcher._target_=no.such", "hydra.output_subdir=x", "hydra.callbacks.x._target_=os.getcwd", "~hydra.run", "hydra.job=1",
 ]  # fmt: skip
 
 
@@ -60,13 +67,9 @@ class Grammar:
 
     def __init__(self) -> None:
         root = Path(config_dir())
-        self.groups = {
-            group.name: sorted(path.stem for path in group.glob("*.yaml"))
-            for group in sorted(root.iterdir())
-            if group.is_dir() and group.name != "hydra"
-        }
-        with initialize_config_dir(str(root), version_base="1.3"):
-            self.keys = _keys(OmegaConf.to_container(compose("train")))
+        self.groups = {group: sorted(files) for group, files in group_files().items() if not group.startswith("hydra")}
+        self.keys = _keys(OmegaConf.to_container(compose([])))
+        self.young = [key for key in self.keys if key.split(".")[0] in YOUNG]
         self.own_keys = {
             (group, option): _keys({group: OmegaConf.to_container(OmegaConf.load(root / group / f"{option}.yaml"))})
             for group, options in self.groups.items()
@@ -75,9 +78,12 @@ class Grammar:
         }
 
     def case(self, rng: random.Random) -> list[str]:
-        """One to four overrides behind those that make the run small, sometimes as a grid."""
-        words = [*TINY, *(word for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))) for word in self.words(rng))]
-        return ["-m", *words] if rng.random() < 0.04 else words
+        """`l2d train` with one to four overrides behind those that make the run small, sometimes as a grid; or `l2d
+        evaluate` of a finished run."""
+        words = [word for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))) for word in self.words(rng)]
+        if rng.random() < 0.15:
+            return ["evaluate", RUN, *words]
+        return ["train", *(["-m"] if rng.random() < 0.04 else []), *TINY, *words]
 
     def words(self, rng: random.Random) -> list[str]:
         """One override; or the choice of an option together with one of that option's own keys."""
@@ -87,7 +93,8 @@ class Grammar:
         return [f"{group}={option}", f"{rng.choice(keys)}={rng.choice(HOSTILE)}"]
 
     def word(self, rng: random.Random) -> str:
-        kind, key, value = rng.random(), rng.choice(self.keys), rng.choice(HOSTILE)
+        keys = self.young if rng.random() < 0.25 else self.keys
+        kind, key, value = rng.random(), rng.choice(keys), rng.choice(HOSTILE)
         if kind < 0.6:
             return f"{key}={value}"
         if kind < 0.75:
@@ -118,7 +125,7 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def run(words: list[str], folder: Path) -> tuple[int, bool]:
-    """l2d-train in a forked child, in `folder`: its exit code, and whether it had to be told to stop."""
+    """l2d in a forked child, in `folder`: its exit code, and whether it had to be told to stop."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -133,24 +140,16 @@ def run(words: list[str], folder: Path) -> tuple[int, bool]:
 
 
 def _child(words: list[str], folder: Path) -> None:
-    code = 70
-    try:
+    def command() -> None:
         os.chdir(folder / "here")
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        sys.argv = ["l2d-train", *words]
-        cli.train()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 71
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        sys.argv = ["l2d", *words]
+        cli.main()
+
+    run_and_exit(command)
 
 
 def violation(words: list[str], folder: Path, code: int, told: bool) -> str | None:
@@ -195,11 +194,16 @@ def main() -> None:
     started, grammar, outcomes, bad = time.monotonic(), Grammar(), Counter[str](), 0
     with tempfile.TemporaryDirectory(prefix="l2d-fuzz-") as scratch:
         os.environ |= {"HOME": scratch, "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+        finished = Path(scratch, "finished")
+        (finished / "here").mkdir(parents=True)
+        assert run(["train", *TINY, "held_out=0.2", f"hydra.run.dir={RUN}"], finished) == (0, False)
         gc.freeze()  # a child need not look through all of torch for what to collect
         for number in range(options.start, options.start + options.count):
             words = grammar.case(random.Random(f"{options.seed} {number}"))
             folder = Path(scratch, str(number))
             (folder / "here").mkdir(parents=True)
+            if any(word.rpartition("=")[2] == RUN for word in words):
+                shutil.copytree(finished / "here" / RUN, folder / "here" / RUN)
             code, told = run(words, folder)
             wrong = violation(words, folder, code, told)
             kind = "still training" if told else {0: "a result", 2: "a sentence"}.get(code, "neither")

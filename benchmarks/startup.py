@@ -28,7 +28,7 @@ def sixty_runs(folder: Path) -> None:
     """Five losses, four numbers of experts and three seeds, as small as they can be."""
     small = ("dataset.num_train=128", "dataset.num_test=128", "trainer.epochs=1", "verbose=false")
     grid = ("loss=ce,picce_ce,pice_ce,ova,picce_ova", "experts.num=1,2,4,8", "seed=0,1,2")
-    words = ["l2d-train", "-m", *small, *grid, f"output_dir={folder}"]
+    words = ["l2d", "train", "-m", *small, *grid, f"output_dir={folder}"]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     assert len(list(folder.glob("*/*/result.json"))) == 60
 

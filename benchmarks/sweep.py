@@ -13,7 +13,7 @@ GRID = ("-m", "loss=ce,picce_ce,ova,picce_ova", "experts.num=1,4,8")
 
 def train(folder: str, *words: str) -> float:
     """Seconds of the whole command, as a user waits for it."""
-    command = ["l2d-train", *words, f"output_dir={folder}"]
+    command = ["l2d", "train", *words, f"output_dir={folder}"]
     return seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
 
 

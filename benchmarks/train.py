@@ -1,7 +1,7 @@
-"""How much of the bare model's speed is left in l2d-train: whole epochs of both, turn by turn, in one process.
+"""How much of the bare model's speed is left in `l2d train`: whole epochs of both, turn by turn, in one process.
 
 The bare loop is forward, cross-entropy over the K+J columns, backward and step on batches that lie ready as floats, in the
-same layout and with the same optimiser. l2d's epochs are those of `l2d-train`: resident bytes, crop and flip, the loss, the
+same layout and with the same optimiser. l2d's epochs are those of `l2d train`: resident bytes, crop and flip, the loss, the
 schedule, the display, metrics.csv, and whatever else happens between two epochs. A tracker hands over from one to the other.
 """
 
@@ -16,38 +16,40 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
-from l2d.evaluation.underfitting import underfitting
-from l2d.training.device import Device
-from l2d.training.ranks import Ranks
 from measure import Row, alternated, main, seconds
 from torch import Tensor, nn
 
-from l2d.config import build, config_dir, register_resolvers
-from l2d.data import Batch, Dataset, Split
-from l2d.evaluation import evaluate
+from l2d.compose import compose
+from l2d.config import build
+from l2d.data import Batch, Dataset, Images, Loader, Preprocessing, Split, listed_by
+from l2d.data.dataset import Generated
+from l2d.evaluation.evaluator import PROBE_SIZE, evaluate
+from l2d.place import Place
+from l2d.systems import load_system
+from l2d.task import load_task
 from l2d.tracking.trackers import NullTracker
-from l2d.train import WATCHED, Outcome, batches, load_dataset, load_panel, memory_format, run, scored
-from l2d.training.loop import score
+from l2d.train import run
+from l2d.training.checkpoint import Checkpoints
+from l2d.training.loop import forward, predict
 
 K, J, BATCH = 100, 20, 128
 WRN = ("backbone=wrn28", "backbone.depth=16", "backbone.width=2")
 MLP = ("backbone=mlp", "backbone.hidden=64", "backbone.layers=1")
 
 
-def random_images(name: str, num_train: int, num_test: int) -> Dataset:
-    """As large as CIFAR-100's, in bytes, with the group that the `animal` experts want."""
+@listed_by(Generated)
+def random_images(name: str, num_train: int, num_test: int, beside: int = 0) -> Dataset:
+    """As large as CIFAR-100's, in bytes, with the group that the `animal` experts want; `beside` more training images are
+    in memory and not trained on."""
     rng = torch.Generator().manual_seed(0)
+    preprocessing = Preprocessing((3, 32, 32), (0.5,) * 3, (0.25,) * 3, augment="crop_flip")
 
-    def split(count: int) -> Split:
-        images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=rng)
-        return Split(images, torch.randint(K, (count,), generator=rng))
+    def split(count: int, beside: int = 0) -> Split:
+        images = torch.randint(0, 256, (count + beside, 3, 32, 32), dtype=torch.uint8, generator=rng)
+        return Split(Images(images[:count], preprocessing), torch.randint(K, (count,), generator=rng))
 
     names, groups = [str(k) for k in range(K)], {"animal": list(range(50))}
-    mean, std = (0.5,) * 3, (0.25,) * 3
-    return Dataset(
-        name, names, split(num_train), split(num_test), (3, 32, 32), groups, augment="crop_flip", mean=mean, std=std
-    )
+    return Dataset(name, names, split(num_train, beside), split(num_test), groups)
 
 
 class Bare:
@@ -93,14 +95,13 @@ class HandOver(NullTracker):
 
 
 def config(folder: str, *words: str):
-    """What l2d-train makes of these words."""
+    """What `l2d train` makes of these words."""
     common = [
         "dataset=cifar100", "dataset._target_=__main__.random_images", "~dataset.root", "~dataset.download",
         "~dataset.verify", "experts=animal", f"experts.num={J}", "loss=picce_ce", "trainer.device=cpu",
         f"trainer.batch_size={BATCH}", f"output_dir={folder}", "verbose=false",
     ]  # fmt: skip
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose("train", overrides=[*common, *words])
+    return compose([*common, *words])
 
 
 def sizes(train_steps: int, test_steps: int) -> tuple[str, ...]:
@@ -118,7 +119,7 @@ def share_of_bare(name: str, target: str, backbone: tuple, train_steps: int, tes
     with tempfile.TemporaryDirectory() as folder:
         cfg = config(folder, *words, *(["trainer.eval_every=1"] if test_steps else []))
         model = build(cfg, "backbone", num_outputs=K + J, image_shape=(3, 32, 32))
-        bare = Bare(model, memory_format(cfg, model), train_steps, test_steps)
+        bare = Bare(model, Place().take(model, cfg.trainer).layout, train_steps, test_steps)
         HandOver.other = lambda: (bare.train(), bare.test())
         with redirect_stdout(io.StringIO()):
             run(cfg)
@@ -132,35 +133,36 @@ def evaluation_share(repeats: int) -> Row:
     """Scores of a test set and all metrics of them, against the bare forward passes."""
     steps = 80
     cfg = config("unused", *MLP, *sizes(1, steps))
-    dataset, device, ranks = load_dataset(cfg), Device.choose("cpu", "float32"), Ranks()
-    model = build(cfg, "backbone", num_outputs=K + J, image_shape=(3, 32, 32))
-    loader = batches(cfg, dataset, load_panel(cfg, dataset), "test", device, memory_format(cfg, model), ranks)
-    bare = Bare(model, memory_format(cfg, model), 0, steps)
-    pairs = alternated(lambda: evaluate(*scored(model, loader, device, ranks), K), bare.test, repeats)
+    task = load_task(cfg)
+    system = load_system(cfg, task)
+    place = Place().take(system, cfg.trainer)
+    loader = Loader(task.test, place, BATCH)
+    bare = Bare(system.backbone, place.layout, 0, steps)
+    pairs = alternated(lambda: evaluate(cfg, system, {"test": predict(system, loader)}, None), bare.test, repeats)
     return Row("evaluation, MLP 3072-64, J=20 / bare forward passes", [b / a for a, b in pairs], ">= 0.60")
 
 
 def underfitting_share(repeats: int) -> Row:
     """What evaluation=full adds to every epoch of the embedded default, in percent of the epoch's steps."""
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        cfg = compose("train")
-    dataset, device = load_dataset(cfg), Device.choose("cpu", "float32")
-    model = build(cfg, "backbone", num_outputs=dataset.num_classes + cfg.experts.num, image_shape=dataset.image_shape)
-    layout, loss = memory_format(cfg, model), build(cfg, "loss", num_classes=dataset.num_classes)
-    loader = batches(cfg, dataset, load_panel(cfg, dataset), "train", device, layout, Ranks())
-    optimizer = build(cfg, "optim", params=model.parameters(), fused=True)
-    watch = Batch(*(part[:WATCHED] for part in next(loader.epoch())))
+    cfg = compose([])
+    task = load_task(cfg)
+    system = load_system(cfg, task)
+    place = Place().take(system, cfg.trainer)
+    loader = Loader(task.train, place, cfg.trainer.batch_size, cfg.seed, train=True)
+    optimizer = build(cfg, "optim", params=system.parameters(), fused=True)
+    stage = system.stages()[0]
+    probe = Batch(*(part[:PROBE_SIZE] for part in next(loader.epoch())))
 
     def steps() -> None:
-        model.train()
-        for images, *targets in loader.epoch(1):
-            value = loss(model(images), *targets)
+        system.train()
+        for batch in loader.epoch(1):
+            value = stage.loss(system(batch.inputs), batch)
             optimizer.zero_grad(set_to_none=True)
             value.backward()
             optimizer.step()
 
     def look() -> None:
-        underfitting(*Outcome(*score(model, watch, device)), dataset.num_classes, loss)
+        system.underfitting(forward(system, probe, place), probe.labels, probe.answers)
 
     pairs = alternated(look, steps, repeats)
     return Row("underfitting, looked at every epoch / its 31 steps", [100 * a / b for a, b in pairs], "<= 2", unit=" %")
@@ -168,23 +170,22 @@ def underfitting_share(repeats: int) -> Row:
 
 def checkpoint_share(repeats: int) -> Row:
     """The pause for a checkpoint of the largest of the paper's models, in percent of the interval between two."""
-    from l2d.training.checkpoint import save_checkpoint
-
     cfg = config("unused", *sizes(1, 1), "backbone=resnet18")
     model = build(cfg, "backbone", num_outputs=1000 + J, image_shape=(3, 224, 224))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "fingerprint": "0"}
+    state = {"system": model.state_dict(), "optimizer": optimizer.state_dict()}
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        taken = [seconds(lambda: save_checkpoint(Path(folder), state)) for _ in range(repeats)]
+        checkpoints = Checkpoints(Path(folder), fingerprint="0")
+        taken = [seconds(lambda: checkpoints.save(state)) for _ in range(repeats)]
     interval = 60 * cfg.trainer.checkpoint_minutes
     note = f"{sorted(taken)[len(taken) // 2]:.2f} s every {interval:.0f} s"
     return Row("checkpoint of ResNet-18 / default interval", [100 * t / interval for t in taken], "<= 2", note, " %")
 
 
-# Of the process itself: what getrusage tells begins with the size of the process that it was forked from.
+# ru_maxrss is inherited across fork, so read VmHWM.
 PEAK = """
 import sys
 sys.path.insert(0, {here!r})
@@ -205,11 +206,10 @@ bare.train(); bare.test()
 def peak_memory(repeats: int) -> Row:
     """A run that keeps 50,000 + 10,000 images, against those bytes and the bare loop in a process of its own.
 
-    It trains on a tenth of them (the others are held back, and stay in memory all the same): enough steps for the
-    peak, and the copy of that tenth counts against us.
+    It trains on a tenth of them: enough steps for the peak.
     """
     dataset = 60_000 * 3 * 32 * 32
-    sized = ("+dataset.num_train=50000", "+dataset.num_test=10000", "evaluation.holdout=0.9")
+    sized = ("+dataset.num_train=5000", "+dataset.beside=45000", "+dataset.num_test=10000")
     pairs = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
@@ -229,7 +229,6 @@ def _peak(code: str) -> int:
 
 
 def measure(repeats: int) -> Iterator[Row]:
-    register_resolvers()
     yield share_of_bare("training, WRN-16-2 / bare loop", ">= 0.97", WRN, 8, 0, 3 * repeats)
     yield share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 8, 4, 3 * repeats)
     yield share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats)

@@ -67,11 +67,14 @@ def train(arguments: list[str] | None = None) -> None:
     if sys.argv[1:] in (["--help"], ["-h"]):
         show(train_help())
         return
+    import warnings
+
     from l2d.errors import errors_as_sentences
     from l2d.identity import register_resolvers
     from l2d.job import job, register_sweeper
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
+    warnings.filterwarnings("error", "provider=.* is not available", UserWarning)  # hydra.searchpath=[nowhere]
     register_resolvers()
     with errors_as_sentences():
         register_sweeper()

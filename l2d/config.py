@@ -16,16 +16,22 @@ from l2d.errors import UserError, sentence
 OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "metrics"}
 
 
-def build(cfg: DictConfig, group: str, **offered: Any) -> Any:
-    """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name."""
+def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:
+    """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name;
+    return what it makes, which must be of this kind."""
     function, arguments = bind(cfg, group, offered)
     try:
-        return function(**arguments)
+        made = function(**arguments)
     except (ValueError, OverflowError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's way to say that memory is out
             raise
         reason = " ".join(str(error).split()).rstrip(".") or "they need more memory than there is"
         raise UserError(f"{group} ({cfg[group]._target_}) does not work with its settings: {reason}.") from error
+    if not isinstance(made, kind):
+        raise UserError(
+            f"{group}._target_={cfg[group]._target_} makes an object of type {type(made).__name__}; name what makes a {kind.__name__}."
+        )
+    return made
 
 
 def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
@@ -101,6 +107,8 @@ def locate(path: str) -> Callable:
     found = pkgutil.resolve_name(f"{module}:{name}")
     if not callable(found):
         raise TypeError("it is neither a function nor a class")
+    if inspect.isabstract(found):
+        raise TypeError("it is an abstract class; name one that is derived from it")
     return found
 
 

@@ -51,17 +51,21 @@ def _is_the_users(error: Exception) -> bool:
 def _before_our_code(error: Exception) -> bool:
     """Raised in Hydra before it called anything of ours: whatever the exception is, it is about the command line."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    inside = modules[modules.index("hydra.main") :] if "hydra.main" in modules else ["l2d."]
-    return not any(module.startswith("l2d.") for module in inside)
+    entered = [place for place, module in enumerate(modules) if module in ("hydra.main", "hydra.compose")]
+    return bool(entered) and not any(module.startswith("l2d.") for module in modules[entered[0] :])
 
 
 def sentence(error: Exception) -> str:
     """The message in one line, without the positions that OmegaConf and Hydra append."""
     noise = ("full_key", "object_type", "reference_type", "Config search path", "provider=", "See https://")
     override = getattr(error, "override", "")  # what Hydra could not parse
-    message = _how_to_quote(override, str(error)) if "=" in override else str(error)
+    message = str(error)
+    if override:
+        message = (
+            _how_to_quote(override, message) if "=" in override else f"{override} is not a setting; write KEY=VALUE."
+        )
     lines = [line.strip() for line in message.splitlines()]
-    text = " ".join(line for line in lines if line and not line.startswith(noise))
+    text = " ".join(line for line in lines if line and not line.startswith(noise)) or " ".join(lines)
     return text.removeprefix("UserError raised while resolving interpolation: ")
 
 

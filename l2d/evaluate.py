@@ -14,7 +14,7 @@ from l2d.compose import add_config_dir, compose
 from l2d.conf_files import Folders, group_files
 from l2d.config import check
 from l2d.errors import UserError, errors_as_sentences, notify
-from l2d.identity import choices, data_digest, register_resolvers
+from l2d.identity import choices, data_digest, eight_digits, identity, register_resolvers
 from l2d.tracking.run_folder import environment, read_result
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in the command should not wait for it
@@ -75,7 +75,9 @@ def find_run(path: str) -> Run:
             f"{path} has no weights; give the folder of a run, or its model.safetensors or checkpoint.pt, with its "
             "config.yaml beside it."
         )
-    return Run(folder, weights, saved_config(folder), read_result(folder) or {})
+    run = Run(folder, weights, saved_config(folder), read_result(folder) or {})
+    refuse_edited(run)
+    return run
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
@@ -119,7 +121,10 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     OmegaConf.set_struct(cfg, True)
     for change in parsed:
         if change not in groups:
-            OmegaConf.update(cfg, change.key_or_group, change.value())
+            try:
+                OmegaConf.update(cfg, change.key_or_group, change.value())
+            except ValueError as error:  # a name below a list
+                raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
     cfg.init, cfg.freeze = None, []
     check(cfg)
     return cfg, {change.key_or_group.partition(".")[0] for change in parsed}
@@ -161,7 +166,7 @@ def from_outcome(cfg: DictConfig, run: Run) -> "Evaluated | None":
     from l2d.task import load_task
 
     kept = read_kept(run.folder) if run.result.get("status") == "finished" else None
-    if kept is None:
+    if kept is None or "data" not in run.result:
         return None
     data = run.result["data"]
     num_classes, num_experts = len(run.result["class_names"]), len(run.result["experts"])
@@ -252,6 +257,17 @@ def matched(task: "Task", weights: "Weights", path: Path) -> "Task":
             f"({_some(task.expert_names)}); they must be the same, in any order."
         )
     return task.reordered(classes, experts)
+
+
+def refuse_edited(run: Run) -> None:
+    """The config.yaml must be the one of the weights, where that can be told: not of version 0.1, nor with `init`."""
+    digest = (run.result.get("data") or {}).get("digest")
+    if digest is None or run.config.get("init"):
+        return
+    if eight_digits(identity(DictConfig(run.config), digest)) != run.result.get("fingerprint"):
+        raise UserError(
+            f"{run.folder / 'config.yaml'} was changed after the run; restore it, and give what should be different as KEY=VALUE."
+        )
 
 
 def refuse_other_data(cfg: DictConfig, run: Run) -> None:

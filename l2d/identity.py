@@ -33,10 +33,10 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
     return _canonical(kept)
 
 
-def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The settings, which data they mean, and which run `init` starts from."""
+def identity(cfg: DictConfig, data: str | None = None) -> dict[str, Any]:
+    """The settings, which data they mean (looked at, unless their digest is given), and which run `init` starts from."""
     whole = settings(cfg)
-    digest = data_digest(cfg)
+    digest = data_digest(cfg) if data is None else data
     if digest:
         whole["data"] = digest
     if cfg.get("init"):
@@ -53,7 +53,11 @@ def fingerprint(cfg: DictConfig) -> str:
             raise
         _point_out(f"The data are not here, so finished runs are not recognised: {error}")
         whole = settings(cfg)
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+    return eight_digits(whole)
+
+
+def eight_digits(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
 _point_out = lru_cache(maxsize=32)(notify)  # once per process, however many cells a plan has

@@ -12,7 +12,7 @@ from torch import Tensor
 from l2d.config import build
 from l2d.data import MISSING, Dataset, Preprocessing, Split
 from l2d.data.load import load_dataset
-from l2d.errors import notify
+from l2d.errors import UserError, notify
 from l2d.experts import ExpertPanel, make_panel
 
 FEW_ANSWERS = 30  # of an expert in the training split: fewer are pointed out
@@ -132,6 +132,8 @@ def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor | None
     kept_back = round(share * count)
     if not kept_back:
         return torch.arange(count), None
+    if kept_back == count:
+        raise UserError(f"held_out={share:g} leaves none of {count} training samples to train on; hold out less.")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[kept_back:].sort().values, order[:kept_back].sort().values
 

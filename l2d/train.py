@@ -20,7 +20,7 @@ from l2d.task import load_task
 from l2d.tracking.facts import run_facts
 from l2d.tracking.progress import ProgressReporter
 from l2d.tracking.run_folder import ReadOnlyFolder, RunFolder
-from l2d.tracking.trackers import NullTracker, ending
+from l2d.tracking.trackers import NullTracker, Tracker, ending
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit
 from l2d.training.state import TrainingState
@@ -56,7 +56,7 @@ def train(
     place = place.take(system, cfg.trainer)
     loader = Loader(task.train, place, cfg.trainer.batch_size, cfg.seed, train=True)
     evaluator = Evaluator(cfg, system, task, place, loader)
-    tracker = build(cfg, "logger") if ranks.first else NullTracker()
+    tracker = build(cfg, "logger", Tracker) if ranks.first else NullTracker()
     facts = run_facts(cfg, task, system, place)
 
     with ending(tracker):

@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import resource
 import sys
-import traceback
+
+from child import run_and_exit
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.job", "l2d.train", "torch._dynamo"])  # so that a child starts at once
@@ -24,8 +25,7 @@ def wait(child) -> int:
 
 
 def _run(arguments, folder, output, limit, environment) -> None:
-    code = 70
-    try:
+    def command() -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
@@ -39,12 +39,5 @@ def _run(arguments, folder, output, limit, environment) -> None:
 
         sys.argv = ["l2d-train", *arguments]
         train()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    run_and_exit(command)

@@ -16,4 +16,4 @@ def load_dataset(cfg: DictConfig) -> Dataset:
 
 @lru_cache(maxsize=1)
 def _load(settings: str) -> Dataset:
-    return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset")
+    return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset", Dataset)

@@ -1,5 +1,6 @@
 """From a system and a split to everything that a run reports."""
 
+from collections.abc import Callable
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from omegaconf import DictConfig
 
 from l2d.config import bind, build
 from l2d.data import Batch, Loader
+from l2d.decisions import Decision
 from l2d.errors import UserError
 from l2d.evaluation.bayes import bayes_optimum
 from l2d.evaluation.metrics import METRICS, Metric, measure
@@ -36,17 +38,22 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], t
     if "held_out" in predicted:
         outcomes["held_out"] = observe(system, predicted["held_out"])
     held_out = outcomes.get("held_out")
-    outcome = observe(system, predicted["test"], partial(build, cfg, "rule"), truth, held_out=held_out)
+    outcome = observe(system, predicted["test"], chosen_rule(cfg), truth, held_out=held_out)
     outcomes["test"] = outcome
     full = None
     if cfg.evaluation._target_:
-        full = build(cfg, "evaluation", outcome=outcome, held_out=held_out, system=system)
+        full = build(cfg, "evaluation", dict, outcome=outcome, held_out=held_out, system=system)
     result = {
         "metrics": measure(outcome, chosen_metrics(cfg)),
         "bayes": bayes_optimum(truth) if truth else None,
         "evaluation": full,
     }
     return Evaluated(outcomes, result)
+
+
+def chosen_rule(cfg: DictConfig) -> Callable[..., Decision]:
+    """`rule`, to be called with what RULE_OFFERS names."""
+    return partial(build, cfg, "rule", Decision)
 
 
 def chosen_metrics(cfg: DictConfig) -> list[Metric]:
@@ -74,13 +81,21 @@ def own_metrics(cfg: DictConfig) -> list[Metric]:
     return own
 
 
+def check_evaluation(cfg: DictConfig) -> None:
+    """Refuse metrics, a rule or an evaluation that cannot be called, before the training instead of after it."""
+    chosen_metrics(cfg)
+    if "beliefs" not in bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]:
+        raise UserError(f"rule._target_={cfg.rule._target_} has no parameter `beliefs`, by which a rule decides.")
+    if cfg.evaluation._target_:
+        bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
+
+
 class Evaluator:
     """Evaluates one system on a task while it is trained."""
 
     def __init__(self, cfg: DictConfig, system: System, task: Task, place: Place, train: Loader):
         self.cfg, self.system, self.task, self.place = cfg, system, task, place
-        chosen_metrics(cfg)  # refused now, not after the training
-        bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))
+        check_evaluation(cfg)
         self.loaders = {
             name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
             for name, split in task.splits().items()
@@ -88,7 +103,6 @@ class Evaluator:
         }
         self.probe_batch: Batch | None = None
         if cfg.evaluation._target_:
-            bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
             size = (
                 train.batch_size if cfg.trainer.compile else PROBE_SIZE
             )  # reuse a batch shape that is already compiled
@@ -105,7 +119,7 @@ class Evaluator:
             self.evaluated = evaluate(self.cfg, self.system, predicted, self.task.truth)
             row |= self.evaluated.result["metrics"]
         elif every and epoch % every == 0:
-            outcome = observe(self.system, predict(self.system, self.loaders["test"]), partial(build, self.cfg, "rule"))
+            outcome = observe(self.system, predict(self.system, self.loaders["test"]), chosen_rule(self.cfg))
             row |= measure(outcome, chosen_metrics(self.cfg))
         if self.probe_batch is not None:
             outputs = forward(self.system, self.probe_batch, self.place)

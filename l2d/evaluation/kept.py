@@ -48,7 +48,7 @@ def keep(
             kind = "half" if fits else "decisions"
         if kind == "decisions":
             notify(
-                f"The scores of this run take {needed:.0f} MB and record_mb={cfg.record_mb:g}: its decisions alone are kept, "
+                f"The scores of this run take {needed:.3g} MB and record_mb={cfg.record_mb:g}: its decisions alone are kept, "
                 "so a later evaluation=full reads the model and the data again (or raise record_mb)."
             )
     if kind == "none":
@@ -80,7 +80,10 @@ def read_kept(folder: Path) -> dict[str, Kept] | None:
     path = folder / NAME
     if not path.exists():
         return None
-    tensors, metadata = unpack(path)
+    try:
+        tensors, metadata = unpack(path)
+    except UserError as error:
+        raise UserError(f"{error} Remove it to evaluate with the model.") from error
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path} is not an outcome that this version reads; remove it to evaluate with the model.")
     if metadata.get("kept") == "decisions":

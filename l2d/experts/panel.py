@@ -52,7 +52,12 @@ def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: 
     if isinstance(experts, ExpertPanel):
         _check_recorded(experts, dataset)
         return experts
-    matrix = np.asarray(experts, dtype=float)
+    try:
+        matrix = np.asarray(experts, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"experts._target_ makes an object of type {type(experts).__name__}; name what makes an accuracy matrix or an ExpertPanel."
+        ) from error
     if matrix.ndim != 2 or matrix.shape[1] != dataset.num_classes or not ((matrix >= 0) & (matrix <= 1)).all():
         raise UserError(
             f"The experts' accuracy matrix has shape {matrix.shape}; it must be [number of experts, "

@@ -12,18 +12,20 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch.optim import Optimizer
 
-from l2d.config import bind, build, check
+from l2d.config import build, check
 from l2d.data import MISSING, Dataset, ImageFiles, Images
 from l2d.data.files import open_image
 from l2d.data.load import load_dataset
 from l2d.errors import UserError
-from l2d.evaluation.evaluator import EVALUATION_OFFERS, RULE_OFFERS, chosen_metrics
+from l2d.evaluation.evaluator import check_evaluation
 from l2d.inspect.sheet import draw_sheet, spread
 from l2d.place import Place, Ranks
 from l2d.place.memory import available_memory
 from l2d.systems import System, load_system
 from l2d.task import Task, make_task
+from l2d.tracking.trackers import Tracker
 from l2d.training.schedule import make_schedule
 
 Answers = dict[str, dict[str, np.ndarray]]  # name -> split -> answers [N]
@@ -98,14 +100,11 @@ def _load(cfg: DictConfig) -> tuple[Dataset, str | None]:
 def _rehearse(cfg: DictConfig, task: Task) -> System:
     """Build what else a training builds, for its refusals; the system is what remains."""
     system = load_system(cfg, task)
-    build(cfg, "logger")
-    bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))
-    chosen_metrics(cfg)
-    if cfg.evaluation._target_:
-        bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
+    build(cfg, "logger", Tracker)
+    check_evaluation(cfg)
     steps = max(len(task.train) // cfg.trainer.batch_size, 1)
     for stage in system.stages():
-        optimizer = build(cfg, "optim", params=stage.parameters, fused=False)
+        optimizer = build(cfg, "optim", Optimizer, params=stage.parameters, fused=False)
         make_schedule(optimizer, cfg.optim.schedule, steps, stage.epochs or cfg.trainer.epochs, cfg.optim.warmup_epochs)
     return system
 

@@ -38,11 +38,15 @@ def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> Sy
     def backbone(num_outputs: int) -> nn.Module:
         if not with_backbone:
             return nn.Identity()
-        return build(cfg, "backbone", num_outputs=num_outputs, image_shape=sizes.input_shape)
+        return build(cfg, "backbone", nn.Module, num_outputs=num_outputs, image_shape=sizes.input_shape)
 
     offered = {"num_classes": sizes.num_classes, "num_experts": sizes.num_experts}
     loss = build(cfg, "loss", **offered, complete=sizes.complete)
-    return build(cfg, "system", **offered, backbone=backbone, loss=loss)
+    if not callable(loss):
+        raise UserError(
+            f"loss._target_={cfg.loss._target_} makes an object of type {type(loss).__name__}; name what makes a function."
+        )
+    return build(cfg, "system", System, **offered, backbone=backbone, loss=loss)
 
 
 def freeze(system: nn.Module, names: list[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from omegaconf import OmegaConf
 
@@ -23,6 +23,7 @@ WEIGHTS_SECONDS = 600  # the same, if weights are uploaded
 Mode = Literal["online", "offline", "disabled"]
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """`start` is called once, `log` after every epoch, `finish` once, also if the run fails: see result["status"]."""
 

@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from l2d.config import build, plain
 from l2d.data import Loader
@@ -54,7 +55,7 @@ class TrainingState:
             raise UserError(f"freeze={plain(self.cfg.freeze)} leaves stage {stage.name} nothing to train; freeze less.")
         # fused CPU optimisers do not support GradScaler
         fused = self.place.device.type == "cuda" or (self.place.device.type == "cpu" and self.place.precision != "fp16")
-        self.optimizer = build(self.cfg, "optim", params=parameters, fused=fused)
+        self.optimizer = build(self.cfg, "optim", Optimizer, params=parameters, fused=fused)
         optim, epochs = self.cfg.optim, self.stage_epochs(number)
         self.schedule = make_schedule(self.optimizer, optim.schedule, self.steps_per_epoch, epochs, optim.warmup_epochs)
         self.scaler = torch.amp.GradScaler(self.place.device.type, enabled=self.place.precision == "fp16")

@@ -1,0 +1,81 @@
+"""The house: data walks one way, and a room imports only from the rooms before it."""
+
+import ast
+from pathlib import Path
+
+import l2d
+
+ROOT = Path(l2d.__file__).parent
+# What every room may use: errors, files, configs. Then the rooms in the order in which data walk through them.
+GROUND = ["errors", "signals", "atomic", "tensors", "conf_files", "settings", "config", "place"]
+ROOMS = [
+    *GROUND, "data", "identity", "compose", "experts", "task", "models", "losses", "systems", "decisions", "training",
+    "evaluation", "tracking", "report",
+]  # fmt: skip
+# Commands and tools, which may use every room, and which no room uses.
+COMMANDS = {"cli", "__main__", "completion", "evaluate", "inspect", "job", "status", "sweep", "theory", "train"}
+
+
+def room_of(module: str) -> str:
+    """l2d.data.files -> data."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms that a file imports from, also inside functions; what only type checkers read does not count."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {room_of(name.name) for name in node.names if name.name.startswith("l2d.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "l2d":
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("l2d."):
+            found.add(room_of(str(node.module)))
+    return found
+
+
+def files() -> dict[Path, str]:
+    """file -> its room or command."""
+    return {path: path.relative_to(ROOT).parts[0].removesuffix(".py") for path in ROOT.rglob("*.py")}
+
+
+def test_every_file_belongs_to_a_room_or_a_command():
+    known = {*ROOMS, *COMMANDS, "__init__", "conf"}
+    assert {str(path.relative_to(ROOT)) for path, room in files().items() if room not in known} == set()
+
+
+def test_a_room_imports_only_from_the_rooms_before_it():
+    wrong = []
+    for path, room in files().items():
+        if room in ROOMS:
+            before = set(ROOMS[: ROOMS.index(room) + 1])
+            wrong += [f"{path.relative_to(ROOT)} imports {other}" for other in imports(path) - before]
+    assert sorted(wrong) == []
+
+
+def test_nobody_but_the_job_imports_the_train_page():
+    users = {str(path.relative_to(ROOT)) for path in files() if "train" in imports(path)}
+    assert users == {"job.py"}
+
+
+def test_few_functions_have_more_than_six_parameters():
+    """Settings of a target are keys of its YAML, and stay as many as they are."""
+    wide = set()
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                count = len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs)
+                count -= bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
+                if count > 6:
+                    wide.add(node.name)
+    targets = {"synthetic", "imagenet_dogs", "disjoint", "overlapped", "full_evaluation", "folder", "mixed"}
+    assert wide <= targets
