@@ -135,11 +135,14 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
     started = time.perf_counter()
     cfg, touched = changed(run, changes, config_dirs)
 
-    from l2d.evaluation.evaluator import own_metrics
+    from l2d.evaluation.again import evaluate_kept
     from l2d.tracking.progress import ProgressReporter
 
-    evaluated = from_outcome(cfg, run) if run.weights is None and touched <= FROM_OUTCOME else None
-    source = "outcome"
+    evaluated, source = None, "outcome"
+    if run.weights is None and touched <= FROM_OUTCOME:
+        if (run.result.get("data") or {}).get("truth"):
+            refuse_other_data(cfg, run)
+        evaluated = evaluate_kept(cfg, run.folder, run.result)
     if evaluated is None:
         evaluated, source = from_weights(cfg, run, touched), "weights"
     result = {
@@ -148,36 +151,12 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
         "run": str(run.folder),
         "changes": changes,
         "choices": {**choices(cfg), "num_experts": evaluated.outcomes["test"].answers.shape[1]},
-        "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
         "seconds": time.perf_counter() - started,
         **environment(),
     }
     atomic_write(out, lambda file: file.write((json.dumps(result, indent=2, allow_nan=False) + "\n").encode()))
     ProgressReporter(verbose=True).final(out, result)
     return result
-
-
-def from_outcome(cfg: DictConfig, run: Run) -> "Evaluated | None":
-    """Everything from the outcome that the run kept; None where it kept none."""
-    from l2d.evaluation.evaluator import evaluate
-    from l2d.evaluation.kept import read_kept
-    from l2d.systems import Sizes, make_system
-    from l2d.systems.weights import read_weights
-    from l2d.task import load_task
-
-    kept = read_kept(run.folder) if run.result.get("status") == "finished" else None
-    if kept is None or "data" not in run.result:
-        return None
-    data = run.result["data"]
-    num_classes, num_experts = len(run.result["class_names"]), len(run.result["experts"])
-    system = make_system(cfg, Sizes(num_classes, num_experts, (), data["complete"]), with_backbone=False)
-    if system.state_dict():  # a loss with parameters of its own
-        system.load_state_dict(read_weights(run.folder / WEIGHTS[0]).tensors, strict=False)
-    truth = None
-    if data["truth"]:
-        refuse_other_data(cfg, run)
-        truth = load_task(cfg).truth
-    return evaluate(cfg, system, {name: split.predicted for name, split in kept.items()}, truth)
 
 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":

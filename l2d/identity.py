@@ -63,6 +63,18 @@ def eight_digits(identity: dict[str, Any]) -> str:
 _point_out = lru_cache(maxsize=32)(notify)  # once per process, however many cells a plan has
 
 
+def evaluated_with(cfg: DictConfig) -> dict[str, str]:
+    """Identifies the settings that a finished run is reported with: `rule` and `evaluation`."""
+    return {group: eight_digits(_canonical({group: plain(cfg[group])})) for group in ("rule", "evaluation")}
+
+
+def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:
+    """Whether a finished run was decided by another rule, or lacks the evaluation that `cfg` asks for."""
+    before, now = result.get("evaluated_with") or {}, evaluated_with(cfg)
+    asks = bool(cfg.evaluation.get("_target_") or cfg.evaluation.get("metrics"))
+    return now["rule"] != before.get("rule") or (asks and now["evaluation"] != before.get("evaluation"))
+
+
 def data_digest(cfg: DictConfig) -> str:
     """Identifies the data of a config by its listing, without opening an input; '' where they follow from the settings.
 

@@ -47,7 +47,7 @@ def _run(cfg: DictConfig) -> dict[str, Any]:
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         if cfg.get("plan") is True:  # any other value that is not false is refused by the run
-            print(plan_line(folder, *plan(folder, bool(cfg.get("force")))))
+            print(plan_line(folder, *plan(folder, cfg)))
             return {}
         from l2d.train import run
 

@@ -20,7 +20,7 @@ from l2d.atomic import atomic_write
 from l2d.compose import quoted
 from l2d.config import plain
 from l2d.errors import UserError, show
-from l2d.identity import choices
+from l2d.identity import choices, reported_otherwise
 from l2d.tracking.run_folder import MANIFESTS, duration, headline, read_result
 
 
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
     folder: Path
     overrides: list[str]
     config: DictConfig
-    action: str  # run, redo or skip
+    action: str  # run, redo, evaluate or skip
     why: str
 
     def literal(self) -> list[str]:
@@ -72,7 +72,7 @@ def plan_cells(loader: ConfigLoader, config: DictConfig, words: list[str]) -> li
         cfg.hydra.sweep.subdir = str(cfg.hydra.sweep.subdir)  # what it resolves to
         folder = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute()
         if folder not in cells:
-            cells[folder] = Cell(folder, overrides, cfg, *plan(folder, bool(config.force)))
+            cells[folder] = Cell(folder, overrides, cfg, *plan(folder, cfg))
         elif _settings(cells[folder].config) != _settings(cfg):
             first = cells[folder].overrides
             ours, theirs = (" ".join(w for w in a if w not in b) for a, b in ((first, overrides), (overrides, first)))
@@ -97,13 +97,17 @@ def grid(loader: ConfigLoader, words: list[str]) -> list[list[str]]:
     return [list(cell) for cell in product(*values.values())]
 
 
-def plan(folder: Path, force: bool) -> tuple[str, str]:
-    """What a run in this folder would do (run, redo or skip), and why."""
+def plan(folder: Path, cfg: DictConfig) -> tuple[str, str]:
+    """What a run in this folder would do (run, redo, evaluate or skip), and why."""
     result = read_result(folder)
     if not result:
         return "run", "nothing there yet"
     if result.get("status") == "finished":
-        return ("redo", "finished, but force=true") if force else ("skip", headline(result["metrics"]))
+        if cfg.get("force"):
+            return "redo", "finished, but force=true"
+        if reported_otherwise(cfg, result):
+            return "evaluate", "finished, but under another rule or evaluation"
+        return "skip", headline(result["metrics"])
     return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
 
 

@@ -10,9 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from l2d.config import build, check, plain
 from l2d.data import Loader
+from l2d.errors import UserError
+from l2d.evaluation.again import evaluate_kept
 from l2d.evaluation.evaluator import Evaluator
 from l2d.evaluation.kept import keep
-from l2d.identity import fingerprint, run_name
+from l2d.identity import fingerprint, reported_otherwise, run_name
 from l2d.place import Place, Ranks
 from l2d.signals import StopSignal
 from l2d.systems import load_system, weight_facts
@@ -36,6 +38,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
             reporter.terminal.quiet = not ranks.first
             result = folder.finished()
             if result and not cfg.force:
+                if reported_otherwise(cfg, result):
+                    result = report_again(cfg, folder, result)
                 reporter.finished_before(folder.path, result)
             else:
                 with ranks:
@@ -83,6 +87,17 @@ def train(
         tracker.finish(result)
     reporter.final(folder.path, result)
     return result
+
+
+def report_again(cfg: DictConfig, folder: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
+    """A finished run under another rule or evaluation, from what it kept; refused where it kept nothing to do so."""
+    evaluated = evaluate_kept(cfg, folder.path, result)
+    if evaluated is None:
+        raise UserError(
+            f"{folder.path} is finished under another rule or evaluation, and kept no scores to evaluate it again; "
+            f"`l2d evaluate {folder.path}` reads its model, and force=true trains it again."
+        )
+    return folder.replace_result({**result, **evaluated.result})
 
 
 def run_folder(cfg: DictConfig) -> Path:

@@ -14,6 +14,7 @@ from l2d.errors import UserError
 from l2d.evaluation.bayes import bayes_optimum
 from l2d.evaluation.metrics import METRICS, Metric, measure
 from l2d.evaluation.outcome import Outcome, observe
+from l2d.identity import evaluated_with
 from l2d.place import Place
 from l2d.systems import System
 from l2d.task import Task, Truth
@@ -29,7 +30,7 @@ class Evaluated(NamedTuple):
     """The outcomes of a system, and what result.json says about them."""
 
     outcomes: dict[str, Outcome]  # test, and held_out if there is one
-    result: dict[str, Any]  # metrics, bayes, evaluation
+    result: dict[str, Any]  # metrics, bayes, evaluation, and under which settings
 
 
 def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], truth: Truth | None) -> Evaluated:
@@ -47,6 +48,8 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], t
         "metrics": measure(outcome, chosen_metrics(cfg)),
         "bayes": bayes_optimum(truth) if truth else None,
         "evaluation": full,
+        "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
+        "evaluated_with": evaluated_with(cfg),
     }
     return Evaluated(outcomes, result)
 

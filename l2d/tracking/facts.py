@@ -5,7 +5,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from l2d.evaluation.evaluator import own_metrics
 from l2d.identity import choices, data_digest
 from l2d.place import Place
 from l2d.systems import System
@@ -27,7 +26,6 @@ def run_facts(cfg: DictConfig, task: Task, system: System, place: Place) -> dict
         "preprocessing": asdict(task.preprocessing),
         "data": {"digest": data_digest(cfg), **sizes, "complete": task.complete, "truth": task.truth is not None},
         "vouches_for": system.vouches_for,
-        "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
         "ranks": place.ranks.count,
         **environment(),
     }

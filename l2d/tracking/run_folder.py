@@ -120,6 +120,12 @@ class RunFolder:
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
         return whole
 
+    def replace_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Write the result.json and config.yaml of a finished run again, reported under other settings."""
+        self._write("result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+        self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
+        return result
+
     def write_weights(self, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
         """Write model.safetensors."""
         content = pack(tensors, metadata)

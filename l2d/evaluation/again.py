@@ -1,0 +1,28 @@
+"""A finished run evaluated once more, from the outcome that it kept: no backbone, no inputs."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from l2d.evaluation.evaluator import Evaluated, evaluate
+from l2d.evaluation.kept import read_kept
+from l2d.systems import Sizes, make_system, read_weights
+from l2d.systems.weights import NAME
+from l2d.task import load_task
+
+
+def evaluate_kept(cfg: DictConfig, folder: Path, result: dict[str, Any]) -> Evaluated | None:
+    """Everything that a run reports, under the rule and evaluation of `cfg`; None where the run kept no scores.
+
+    `result` is its result.json. Where the truth is known it is computed again, from data that follow from their settings.
+    """
+    kept = read_kept(folder) if result.get("status") == "finished" else None
+    if kept is None or "data" not in result:
+        return None
+    sizes = Sizes(len(result["class_names"]), len(result["experts"]), (), result["data"]["complete"])
+    system = make_system(cfg, sizes, with_backbone=False)
+    if system.state_dict():  # a loss with parameters of its own
+        system.load_state_dict(read_weights(folder / NAME).tensors, strict=False)
+    truth = load_task(cfg).truth if result["data"]["truth"] else None
+    return evaluate(cfg, system, {name: split.predicted for name, split in kept.items()}, truth)
