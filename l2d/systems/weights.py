@@ -66,7 +66,7 @@ def start_from(system: nn.Module, run: Path, class_names: list[str]) -> None:
         raise UserError(f"init={run} has no {NAME}; give the folder of a finished run.")
     weights = read_weights(path)
     own = system.state_dict()
-    head = _head(own, outputs=max(tensor.shape[0] for tensor in own.values() if tensor.dim()))
+    head = _last_layer(own)
     same_classes = weights.facts.get("class_names") == class_names
     taken = 0
     for name, tensor in own.items():
@@ -88,8 +88,8 @@ def start_from(system: nn.Module, run: Path, class_names: list[str]) -> None:
     notify(f"Started from {run}: {taken} of {len(own)} tensors, {kept}.")
 
 
-def _head(tensors: dict[str, Tensor], outputs: int) -> set[str]:
-    """The names of the last layer's tensors: the last module with one row per output."""
-    names = [name for name, tensor in tensors.items() if tensor.dim() and tensor.shape[0] == outputs]
-    last = names[-1].rpartition(".")[0] if names else ""
-    return {name for name in names if name.rpartition(".")[0] == last}
+def _last_layer(tensors: dict[str, Tensor]) -> set[str]:
+    """The names of the tensors of the backbone's last layer, which has one row per output."""
+    names = [name for name in tensors if name.startswith("backbone.")]
+    layer = names[-1].rpartition(".")[0] if names else ""
+    return {name for name in names if name.rpartition(".")[0] == layer}
