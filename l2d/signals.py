@@ -7,7 +7,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGUSR2 = getattr(signal, "SIGUSR2", None)  # Windows has neither of the two
+SIGNALS = tuple(s for s in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGUSR1", None), SIGUSR2) if s is not None)
 
 
 class Interrupted(SystemExit):
@@ -32,7 +33,7 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for signum in SIGNALS:
                 before = signal.getsignal(signum)
-                if signum != signal.SIGUSR2 or callable(before):
+                if signum != SIGUSR2 or callable(before):
                     self.before[signum] = before
                     signal.signal(signum, self._note)
         return self

@@ -71,8 +71,9 @@ def train(
             folder.rows = state.rows
             tracker.start(folder.path.name, plain(cfg), folder.path)
             for row in fit(state, loader, reporter.step):
-                row |= evaluator.row(row["epoch"], final=row["epoch"] == state.total_epochs)
-                folder.add_epoch(row)
+                last = row["epoch"] == state.total_epochs
+                row |= evaluator.row(row["epoch"], final=last)
+                folder.add_epoch(row, last)
                 reporter.epoch(row)
                 tracker.log(row)
 

@@ -196,6 +196,7 @@ def test_a_run_is_an_input_of_another_and_keeps_what_fits(workplace, capfd):
     assert (before["backbone.1.weight"] == after["backbone.1.weight"]).all()
     head, new = before["backbone.3.weight"], after["backbone.3.weight"]  # [3 + 2, 8], [3 + 3, 8]
     assert (head[:3] == new[:3]).all() and not (head[3:] == new[3:5]).all()
-    assert json.loads(second.with_name("result.json").read_text())["fingerprint"] != json.loads(
-        first.with_name("result.json").read_text()
-    )["fingerprint"]
+    assert (
+        json.loads(second.with_name("result.json").read_text())["fingerprint"]
+        != json.loads(first.with_name("result.json").read_text())["fingerprint"]
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.torch import save
 
@@ -196,7 +197,7 @@ def test_a_folder_that_cannot_be_locked_is_a_user_error(tmp_path, composed):
 def test_a_read_only_folder_writes_nothing(tmp_path, composed):
     with ReadOnlyFolder(tmp_path / "run", composed()) as folder:
         folder.start({}, resumed=False)
-        folder.add_epoch({"epoch": 1, "loss": 1.0})
+        folder.add_epoch({"epoch": 1, "loss": 1.0}, last=False)
         folder.write_weights({"a": torch.zeros(1)}, {})
         folder.write_result({"status": "finished"})
     assert not Path(folder.path).exists()
@@ -210,3 +211,19 @@ def test_the_package_does_not_use_fcntl():
 def test_the_run_folder_imports_without_torch():
     script = "import sys, l2d.tracking.run_folder; sys.exit('torch' in sys.modules or 'safetensors' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_a_run_of_version_1_of_the_same_name_is_pointed_out(tmp_path, composed, capfd):
+    older = tmp_path / "ce-specialist-J4-mlp-seed0-0123abcd"
+    older.mkdir()
+    (older / "result.json").write_text('{"status": "finished", "metrics": {}}')
+    with RunFolder(tmp_path / "ce-specialist-J4-mlp-seed0-89abcdef", composed()) as folder:
+        folder.start({"experts": []}, resumed=False)
+    assert str(older) in capfd.readouterr().err
+    with pytest.raises(UserError, match="another version"), RunFolder(write_config(older, composed()), composed()):
+        pass
+
+
+def write_config(folder, cfg):
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    return folder

@@ -190,7 +190,7 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
 
     done, live, dead, bad = (start(number) for number in (1, 2, 3, 4))
     done.write_result({"status": "finished", "metrics": numbers})
-    live.add_epoch({"epoch": 7, "loss": 1.25})
+    live.add_epoch({"epoch": 7, "loss": 1.25}, last=False)
     bad.write_result({"status": "failed", "error": "out of memory"})
     for folder in (done, dead, bad):
         folder.lock.release()

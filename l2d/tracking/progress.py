@@ -10,14 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from l2d.evaluation import REFERENCE
 from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
 
-COMPARED_WITH = {  # label -> metric; printed beside the accuracy of the system
-    "classifier alone": "classifier_accuracy",
-    "best single expert": "best_expert_accuracy",
-    "majority vote": "majority_vote_accuracy",
-    "any expert right": "any_expert_correct",
-}
+# label -> metric; printed beside the accuracy of the system
+COMPARED_WITH = {"classifier alone": "classifier_accuracy"}
+COMPARED_WITH |= {metric.label.removesuffix(" (%)").lower(): metric.name for metric in REFERENCE}
 
 
 class ProgressReporter:
@@ -99,9 +97,13 @@ class ProgressReporter:
         title = f"{choices['loss']}{experts}, seed {choices['seed']}"
         rows = [(title, metrics)] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
-        self.print(" " * width + "".join(f"{key:>21}" for key in HEADLINE))
+        own = [metric["name"] for metric in result.get("own_metrics") or [] if metric["role"] == "headline"]
+        columns = [*HEADLINE, *(name for name in own if isinstance(metrics.get(name), int | float))]
+        self.print(" " * width + "".join(f"{key:>21}" for key in columns))
         for title, values in rows:
-            self.print(title.ljust(width) + "".join(f"{values[key]:>21.2f}" for key in HEADLINE))
+            self.print(
+                title.ljust(width) + "".join(f"{values[key]:>21.2f}" if key in values else "" for key in columns)
+            )
         compared = {label: metrics[key] for label, key in COMPARED_WITH.items() if metrics.get(key) is not None}
         accuracies = {"system": 100 - metrics["system_error"], **compared}
         self.print("accuracy: " + ", ".join(f"{label} {value:.2f}" for label, value in accuracies.items()))

@@ -1,6 +1,7 @@
 """What a run leaves behind: config.yaml, metrics.csv, result.json, model.safetensors. Every file is complete or absent."""
 
 import csv
+import glob
 import io
 import json
 import os
@@ -23,7 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 import l2d
 from l2d.atomic import TEMPORARY, atomic_write
 from l2d.config import flatten
-from l2d.errors import UserError, sentence
+from l2d.errors import UserError, notify, sentence
+from l2d.evaluation import metrics
 from l2d.identity import fingerprint, settings
 from l2d.tensors import pack
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and most commands do not ne
 
 SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
 MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
-HEADLINE = ("system_error", "coverage", "classifier_accuracy")
+HEADLINE = [metric.name for metric in metrics.HEADLINE]
 LOCK = ".lock"
 OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
 LOCK_WAIT_S = 1  # `in_use` holds the lock for a moment, which must not stop a run from starting
@@ -100,10 +102,11 @@ class RunFolder:
         )
         for path in (*(self.path / name for name in old), *self.path.glob(TEMPORARY)):
             path.unlink(missing_ok=True)
+        self._point_out_older_runs()
         self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
         self.write_result({"status": "running"})
 
-    def add_epoch(self, row: dict[str, Any]) -> None:
+    def add_epoch(self, row: dict[str, Any], last: bool) -> None:
         """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json."""
         self.rows.append({k: v for k, v in row.items() if not isinstance(v, list)})
         columns = list(dict.fromkeys(k for row in self.rows for k in row))
@@ -111,8 +114,7 @@ class RunFolder:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        last = row["epoch"] == self.cfg.trainer.epochs  # until then a checkpoint holds the rows too
-        self._write("metrics.csv", text.getvalue(), durable=last)
+        self._write("metrics.csv", text.getvalue(), durable=last)  # until then a checkpoint holds the rows too
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
         """Write result.json and return its content: the schema version, `result`, the facts and the fingerprint."""
@@ -156,6 +158,20 @@ class RunFolder:
             return (self.path / OWNER).read_text() or "another process"
         except OSError:
             return "another process"
+
+    def _point_out_older_runs(self) -> None:
+        """A run of the same name by version 0.1 is not taken for this one: it does not say on which data it was made."""
+        siblings = self.path.parent.glob(f"{glob.escape(self.path.name.rpartition('-')[0])}-????????/result.json")
+        older = [
+            path.parent
+            for path in siblings
+            if "schema_version" not in (read_result(path.parent) or {"schema_version": 0})
+        ]
+        if older:
+            notify(
+                f"{older[0]} was made by version 0.1, whose results do not say on which data; it is not taken for this run. "
+                "`l2d report` shows it all the same."
+            )
 
     def _refuse_another_run(self) -> None:
         saved = self.path / "config.yaml"
