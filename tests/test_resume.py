@@ -104,7 +104,7 @@ def kill_25_times(*setting: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, undisturbed):
+def test_a_run_killed_25_times_ends_bit_identical(workplace, undisturbed):
     kill_25_times(*SETTING)
     assert outcome(Path("outputs")) == undisturbed
     assert not [name for name in NAMES if (run_folder() / name).exists()]
@@ -122,7 +122,7 @@ class Alternating(ScoreSystem):
 
 
 @pytest.mark.slow
-def test_a_run_of_many_stages_killed_25_times_ends_as_if_it_never_was(workplace):
+def test_a_run_of_many_stages_killed_25_times_ends_bit_identical(workplace):
     Path("stages.py").write_text(STAGES)
     setting = (*SETTING, "system._target_=stages.Alternating", "optim.momentum=0.8", "dataset.num_train=200")
     assert wait(start(*setting, "output_dir=calm")) == 0, Path("output.txt").read_text()
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(interrupted, u
     assert not Path("it-ran").exists()
 
 
-def test_without_a_good_checkpoint_nothing_starts_from_zero_unasked(interrupted, undisturbed):
+def test_if_all_checkpoints_are_damaged_the_run_fails(interrupted, undisturbed):
     for name in NAMES:
         truncate(interrupted / name)
     assert wait(start(*SETTING)) == 2
@@ -280,7 +280,7 @@ OLDER_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 @pytest.mark.parametrize(
     ("value", "precision"), [("nan", "float32"), ("inf", "float32"), ("nan", "bf16"), ("inf", "fp16")]
 )
-def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value, precision):
+def test_a_nonfinite_loss_stops_the_run_at_that_step(workplace, value, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value=value, when="(11,)"))  # 8 steps an epoch: epoch 2, step 3
     bad = ("loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
     assert wait(start(*SETTING, *bad, "trainer.checkpoint_epochs=1", **OLDER_BF16)) == 2
@@ -293,7 +293,7 @@ def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value, p
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
-def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace, precision):
+def test_nonfinite_steps_are_skipped_up_to_a_limit(workplace, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value="nan", when="(11, 20, 21)"))
     bad = (*SETTING, "loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
     assert wait(start(*bad, "trainer.skip_nonfinite=3", **OLDER_BF16)) == 0, Path("output.txt").read_text()
