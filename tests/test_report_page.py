@@ -99,6 +99,7 @@ def test_links_lead_to_the_run_folders(page):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_an_error_on_the_console_is_detected(tmp_path):
     """A control for the tests below."""
     (tmp_path / "broken.html").write_text("<script>throw new Error('caught')</script>")
@@ -106,6 +107,7 @@ def test_an_error_on_the_console_is_detected(tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_page_opens_without_an_error_and_shows_everything(page, tmp_path):
     shot = tmp_path / "page.png"
     dom, said = browse(page.as_uri(), tmp_path, "--dump-dom")
@@ -121,6 +123,7 @@ def test_the_page_opens_without_an_error_and_shows_everything(page, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
     dom, said = browse(page.as_uri() + "#loss=picce_ova&dataset=synthetic", tmp_path, "--dump-dom")
     elements = Elements(dom)
@@ -134,6 +137,7 @@ def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_choosing_in_the_boxes_filters_and_an_unknown_address_shows_all(page, tmp_path):
     act = '<script>pick.loss.value = "ce"; pick.loss.dispatchEvent(new Event("change"));</script></body>'
     copy = tmp_path / "copy.html"

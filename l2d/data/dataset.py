@@ -62,7 +62,7 @@ class Split:
     inputs: Source | Any
     labels: Tensor  # [N] int64
     answers: Tensor = None  # type: ignore[assignment]  # [N, J]; MISSING where nobody answered; J = 0 before experts join
-    redraw: Callable[[int], Tensor] | None = None  # epoch -> answers [N, J], where experts answer anew in every epoch
+    redraw: Callable[[int], Tensor] | None = None  # epoch -> answers [N, J], where they are drawn again in every epoch
 
     def __post_init__(self) -> None:
         if not hasattr(self.inputs, "feed"):

@@ -25,7 +25,7 @@ Decoded = tuple[Tensor, Tensor, dict[str, str]]  # bytes [B, H, W, 3], indices o
 
 
 class StreamFeed(ImageFeed):
-    """Batches of images that stay on disk, the same whatever the number of workers."""
+    """Batches of images that stay on disk; they do not depend on the number of workers."""
 
     def __init__(self, files: ImageFiles, place: Place, seed: int, train: bool):
         super().__init__(files.preprocessing, place, seed, train)
