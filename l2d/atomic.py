@@ -1,4 +1,4 @@
-"""The one way to write a file: a reader finds the old content or the new, never half of it."""
+"""Atomic writes: a reader finds the old content or the new, never half of it."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""The command `l2d`. Its help comes at once: a command's module is imported only when that command is run."""
+"""The command `l2d`. A command's module is imported only when that command is run, so that the help is fast."""
 
 import os
 import sys
@@ -54,10 +54,10 @@ def run(name: str, arguments: list[str]) -> None:
 
 
 def renamed() -> None:
-    """The commands of the version before: `l2d-report` and others."""
+    """The old names of commands (`l2d-report` and others), which say what replaces them."""
     old = Path(sys.argv[0]).stem
     name = old.removeprefix("l2d-")
-    sys.stderr.write(f"l2d: {old} is now `l2d {name}`, and goes with the next version.\n")
+    sys.stderr.write(f"l2d: {old} is now `l2d {name}`, and the old name will be removed in the next version.\n")
     run(name, sys.argv[1:])
 
 
@@ -90,8 +90,8 @@ def options_first(words: list[str]) -> list[str]:
     options: list[str] = []
     overrides: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
-        takes_it = before in ("--config-dir", "-cd") or (before.startswith("-") and "=" not in word and word[:1] != "~")
-        (options if word.startswith("-") or takes_it else overrides).append(word)
+        is_value = before in ("--config-dir", "-cd") or (before.startswith("-") and "=" not in word and word[:1] != "~")
+        (options if word.startswith("-") or is_value else overrides).append(word)
     return options + overrides
 
 

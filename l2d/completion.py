@@ -1,4 +1,4 @@
-"""l2d completion: a script for the shell, which asks `l2d completion words ...` for what may follow. Loads no Hydra."""
+"""l2d completion: a script for the shell, which calls `l2d completion words ...` for candidates. Loads no Hydra."""
 
 import sys
 from itertools import pairwise
@@ -42,7 +42,7 @@ USAGE = f"usage: l2d completion {'|'.join(SCRIPTS)}"
 
 
 def main(arguments: list[str]) -> None:
-    """l2d completion SHELL prints its script; `words` and a command line print what may stand for its last word."""
+    """l2d completion SHELL prints its script; `words` and a command line print the candidates for its last word."""
     if arguments[:1] == ["words"]:
         for text in candidates(arguments[1:]):
             print(text)
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
 
 
 def candidates(line: list[str]) -> list[str]:
-    """What may stand for the last word of a command line; nothing where the shell should offer files."""
+    """Completions of the last word of a command line; none where the shell should offer files."""
     program, *before, word = line
     if Path(program).name == "l2d-train":
         before.insert(0, "train")

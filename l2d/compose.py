@@ -1,4 +1,4 @@
-"""A config from overrides, for commands that Hydra does not start itself; found in the same folders as by `l2d train`."""
+"""Composes a config for commands that Hydra does not start; the folders are those of `l2d train`."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -30,7 +30,11 @@ def compose(overrides: Sequence[str], config_dirs: Folders = ()) -> DictConfig:
 
 
 def quoted(text: str) -> str:
-    """A text as a value in Hydra's grammar, whatever characters it has."""
+    """The text quoted as a value in Hydra's grammar.
+
+    >>> quoted("it's")
+    "'it\\\\'s'"
+    """
     return QuotedString(text, Quote.single).with_quotes()
 
 

@@ -23,7 +23,8 @@ def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -
     try:
         made = function(**arguments)
     except (ValueError, OverflowError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's way to say that memory is out
+        # torch raises RuntimeError when out of memory
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise
         reason = " ".join(str(error).split()).rstrip(".") or "they need more memory than there is"
         raise UserError(f"{group} ({cfg[group]._target_}) does not work with its settings: {reason}.") from error
@@ -35,7 +36,7 @@ def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -
 
 
 def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
-    """What `build` calls, and with which arguments; refuses what cannot be called with them."""
+    """The function that `build` calls, and its arguments; UserError if it cannot be called with them."""
     from l2d.settings import shown, validate, yaml_hint
 
     settings = plain(cfg[group])
@@ -65,7 +66,7 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
 
 
 def check(cfg: DictConfig) -> None:
-    """Refuse values that cannot work, before anything is built."""
+    """UserError for values that cannot work, before anything is built."""
     from l2d.settings import Settings, validate
 
     try:
@@ -76,7 +77,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Resolved, as dicts, lists and scalars."""
+    """The resolved value as dicts, lists and scalars."""
     try:
         return (
             OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
@@ -102,7 +103,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def locate(path: str) -> Callable:
     """The function or class at `package.module.name`, of an installed package or of the current folder."""
     if "" not in sys.path:
-        sys.path.append("")  # the current folder, last: a user's file must not hide a package
+        sys.path.append("")  # the current folder, last: a user's file must not shadow a package
     module, _, name = path.rpartition(".")
     found = pkgutil.resolve_name(f"{module}:{name}")
     if not callable(found):
@@ -113,7 +114,7 @@ def locate(path: str) -> Callable:
 
 
 def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Parameter]:
-    """Of a signature, by name; the keys of `**settings: Unpack[SomeTypedDict]` are parameters of their own."""
+    """The parameters of a signature, by name; the keys of `**settings: Unpack[SomeTypedDict]` are parameters of their own."""
     try:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)
         for name, parameter in list(parameters.items()):
@@ -122,11 +123,13 @@ def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Paramete
                 for key, hint in get_type_hints(get_args(parameter.annotation)[0], include_extras=True).items():
                     parameters[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
         return parameters
-    except (NameError, AttributeError, TypeError):  # hints for the type checker alone: they are not judged
-        unjudged = inspect.signature(function).parameters
-        return {name: p.replace(annotation=p.empty) for name, p in unjudged.items()}
+    except (NameError, AttributeError, TypeError):  # hints that only a type checker can resolve are not checked
+        unchecked = inspect.signature(function).parameters
+        return {name: p.replace(annotation=p.empty) for name, p in unchecked.items()}
     except ValueError as error:
-        raise UserError(f"{where} does not say which settings it takes; name a function that calls it.") from error
+        raise UserError(
+            f"{where} has no signature, so its settings are unknown; name a function that calls it."
+        ) from error
 
 
 def _import(group: str, target: str | None) -> Callable:

@@ -1,4 +1,4 @@
-"""What a user can get wrong ends in one sentence and exit code 2; a bug keeps its traceback."""
+"""A user's mistake ends in one sentence and exit code 2; a bug keeps its traceback."""
 
 import errno
 import logging
@@ -19,11 +19,11 @@ class UserError(Exception):
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Around a command: what a user can mend is printed as a sentence and ends the program with exit code 2."""
+    """Around a command: an error that the user can fix is printed as a sentence and ends the program with exit code 2."""
     try:
         yield
     except Exception as error:
-        if not _is_the_users(error):
+        if not _is_user_error(error):
             raise
         sys.stderr.write(f"l2d: {sentence(error)}\n")
         if os.environ.get("L2D_TRACEBACK"):
@@ -31,8 +31,8 @@ def errors_as_sentences() -> Iterator[None]:
         sys.exit(2)
 
 
-def _is_the_users(error: Exception) -> bool:
-    """Ours, Hydra's refusal of a config, or the machine's: a full disk, a folder that may not be written, too many files."""
+def _is_user_error(error: Exception) -> bool:
+    """Whether the user can fix it: a UserError, an error in the config, a full disk, no permission, too many open files."""
     if isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return True
     if isinstance(error, OSError) and error.errno in (
@@ -45,13 +45,13 @@ def _is_the_users(error: Exception) -> bool:
         errno.ENFILE,
     ):
         return True
-    return _before_our_code(error)
+    return _raised_by_hydra(error)
 
 
-def _before_our_code(error: Exception) -> bool:
-    """Raised in Hydra before it called anything of ours: whatever the exception is, it is about the command line."""
+def _raised_by_hydra(error: Exception) -> bool:
+    """Whether Hydra raised it before it called our code: then it is about the command line, whatever its class."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    entered = [place for place, module in enumerate(modules) if module in ("hydra.main", "hydra.compose")]
+    entered = [depth for depth, module in enumerate(modules) if module in ("hydra.main", "hydra.compose")]
     return bool(entered) and not any(module.startswith("l2d.") for module in modules[entered[0] :])
 
 
@@ -70,10 +70,10 @@ def sentence(error: Exception) -> str:
 
 
 def _how_to_quote(override: str, message: str) -> str:
-    """Hydra's own message about a letter that its grammar does not take unquoted says neither where nor what to do."""
+    """A sentence on how to quote the override; Hydra's own message does not say where the problem is or what to do."""
     key, _, value = override.partition("=")
     if not key.isascii():
-        return f"{override} has a key with letters beyond ASCII, and no setting has such a key."
+        return f"{override} has a key with non-ASCII letters, and no setting has such a key."
     quoted = value.replace('"', r"\"")
     _, function, reason = message.partition("while evaluating ")
     why = f" ({reason.splitlines()[0]})" if function else ""
@@ -90,6 +90,6 @@ def show(text: str) -> None:
 
 
 def notify(text: str) -> None:
-    """Tell the user something although the program goes on: one line on stderr and one in the run's log."""
+    """Notify the user while the program goes on: one line on stderr and one in the run's log."""
     _LOG.warning(text)
     sys.stderr.write(f"l2d: {text}\n")

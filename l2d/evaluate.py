@@ -91,7 +91,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read as YAML; it must be the one that the run wrote.") from error
     groups = {"dataset", "experts", "backbone", "loss", "trainer"}
     if not isinstance(saved, dict) or not all(isinstance(saved.get(group), dict) for group in groups):
-        raise UserError(f"{file} is not a run's: it must have {', '.join(sorted(groups))}.")
+        raise UserError(f"{file} is not the config of a run: it must have {', '.join(sorted(groups))}.")
     evaluation = saved.get("evaluation")
     if isinstance(evaluation, dict) and "holdout" in evaluation:
         saved["held_out"] = evaluation.pop("holdout")
@@ -113,8 +113,8 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     composed = compose([str(change.input_line) for change in groups], config_dirs)
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
     if "experts" in chosen and "num" in chosen["experts"]:
-        chosen["experts"].num = run.config["experts"].get("num")  # the weights have so many columns
-    defaults = {str(key): value for key, value in composed.items()}  # for what the run did not know yet
+        chosen["experts"].num = run.config["experts"].get("num")  # the weights have this many columns
+    defaults = {str(key): value for key, value in composed.items()}  # for settings that the run did not have yet
     cfg = DictConfig(defaults | run.config | chosen)
     if "pretrained" in cfg.backbone:
         cfg.backbone.pretrained = False  # nothing to download: the weights come from the file
@@ -160,7 +160,7 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
 
 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
-    """Everything from the weights: the test set of the setting is predicted."""
+    """Load the weights, predict the test set of the setting and evaluate it."""
     from l2d.data import Loader
     from l2d.evaluation.evaluator import evaluate
     from l2d.place import Place, Ranks
@@ -239,7 +239,7 @@ def matched(task: "Task", weights: "Weights", path: Path) -> "Task":
 
 
 def refuse_edited(run: Run) -> None:
-    """The config.yaml must be the one of the weights, where that can be told: not of version 0.1, nor with `init`."""
+    """The config.yaml must be the one of the weights, where that is known: not for version 0.1, nor with `init`."""
     digest = (run.result.get("data") or {}).get("digest")
     if digest is None or run.config.get("init"):
         return
@@ -255,7 +255,7 @@ def refuse_other_data(cfg: DictConfig, run: Run) -> None:
     if recorded is not None and recorded != data_digest(cfg):
         raise UserError(
             f"The data of {run.folder} are no longer those that it was trained on; to evaluate it on what is there now, "
-            "say so with dataset.root=..."
+            "give dataset.root=..."
         )
 
 

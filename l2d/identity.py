@@ -1,4 +1,4 @@
-"""Which run is this? Two settings, or two datasets, never share a folder; the same setting on the same data finds its own.
+"""Identity of a run: two settings or datasets never share a folder; the same setting on the same data has the same one.
 
 Importing this does not import torch.
 """
@@ -16,7 +16,7 @@ from l2d.config import bind, plain
 from l2d.errors import UserError, notify
 from l2d.signals import StopSignal
 
-# What may differ between two runs without their training differing: left out of the fingerprint.
+# Settings that do not change the training: left out of the fingerprint.
 FREE_GROUPS = {
     "hydra", "logger", "output_dir", "verbose", "force", "plan", "resume", "evaluation", "rule", "record", "record_mb",
 }  # fmt: skip
@@ -27,14 +27,14 @@ FREE_KEYS = {
 
 
 def settings(cfg: DictConfig) -> dict[str, Any]:
-    """Every setting that determines the training, as plain values; the data that they name are not looked at."""
+    """Every setting that determines the training, as plain values; the data are not read."""
     groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
     kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
     return _canonical(kept)
 
 
 def identity(cfg: DictConfig, data: str | None = None) -> dict[str, Any]:
-    """The settings, which data they mean (looked at, unless their digest is given), and which run `init` starts from."""
+    """The settings, the digest of the data (computed unless given) and the fingerprint of the run in `init`."""
     whole = settings(cfg)
     digest = data_digest(cfg) if data is None else data
     if digest:
@@ -51,16 +51,17 @@ def fingerprint(cfg: DictConfig) -> str:
     except UserError as error:
         if cfg.get("plan") is not True:
             raise
-        _point_out(f"The data are not here, so finished runs are not recognised: {error}")
+        _notify_once(f"The data were not found, so finished runs are not recognised: {error}")
         whole = settings(cfg)
     return eight_digits(whole)
 
 
 def eight_digits(identity: dict[str, Any]) -> str:
+    """The first eight hex digits of a digest."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
-_point_out = lru_cache(maxsize=32)(notify)  # once per process, however many cells a plan has
+_notify_once = lru_cache(maxsize=32)(notify)  # a plan has many cells
 
 
 def evaluated_with(cfg: DictConfig) -> dict[str, str]:
@@ -99,7 +100,7 @@ def _data_digest(dataset: str) -> str:
 
 
 def choices(cfg: DictConfig) -> dict[str, Any]:
-    """What was chosen, in the words that tables and figures use."""
+    """The main choices of a config, by the names that tables and figures use."""
     chosen = {
         "dataset": _label(cfg, "dataset"),
         "experts": _label(cfg, "experts"),
@@ -138,7 +139,7 @@ def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | Non
 
 
 def _run_fingerprint(folder: Path) -> str:
-    """Which run a folder holds."""
+    """The fingerprint of the finished run in a folder."""
     try:
         result = json.loads((folder / "result.json").read_text())
         assert result["status"] == "finished"
@@ -154,7 +155,7 @@ def _without(group: dict[str, Any], keys: set[str]) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """1.0 and 1 are the same setting."""
+    """The value with whole floats as integers: 1.0 and 1 are the same setting."""
     if isinstance(value, dict):
         return {str(k): _canonical(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -167,6 +168,6 @@ def _label(cfg: DictConfig, group: str) -> str:
 
 
 def _safe(part: Any) -> str:
-    """Fit to be part of a name of at most 255 bytes, of which there are up to seven; a letter may take four."""
+    """The part without unsafe characters and of at most 36 bytes: up to seven parts fit into a name of 255."""
     letters = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in str(part)).lstrip(".")
     return letters.encode()[:36].decode(errors="ignore") or "_"

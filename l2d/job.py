@@ -21,7 +21,7 @@ from l2d.tracking.run_folder import InUse, remove_if_empty
 def job(cfg: DictConfig) -> dict[str, Any]:
     """One run, alone or as a cell of a sweep. A cell returns its failure, so that the sweep can go on."""
     if HydraConfig.get().mode == RunMode.RUN:
-        with errors_as_sentences():  # in here, because Hydra adds lines of its own to an exception that passes it
+        with errors_as_sentences():  # inside, because Hydra adds lines to an exception that passes through it
             return _run(cfg)
     try:
         return {"metrics": _run(cfg)}
@@ -36,7 +36,7 @@ def job(cfg: DictConfig) -> dict[str, Any]:
 
 def register_sweeper() -> None:
     """Hydra finds the sweeper itself when it is installed from a wheel; in an editable install it does not."""
-    plugins = Plugins.instance()  # searches first: what it finds, it loads anew
+    plugins = Plugins.instance()  # first, because it reloads the plugins that it finds
     from hydra_plugins.l2d_sweeper import CellSweeper
 
     plugins.register(CellSweeper)
@@ -46,11 +46,11 @@ def _run(cfg: DictConfig) -> dict[str, Any]:
     register_resolvers()  # again, in the workers of a parallel launcher
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
-        if cfg.get("plan") is True:  # any other value that is not false is refused by the run
+        if cfg.get("plan") is True:  # other values are validated by the run
             print(plan_line(folder, *plan(folder, cfg)))
             return {}
         from l2d.train import run
 
         return run(cfg)
     finally:
-        remove_if_empty(folder)  # Hydra made it, whatever became of the run
+        remove_if_empty(folder)  # Hydra creates it even if the run fails

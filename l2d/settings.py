@@ -1,6 +1,6 @@
 """What a setting may be: the framework's own keys as a pydantic model, and a target's keys by its type hints.
 
-Imported where something is validated and not before: pydantic would double the time of `l2d --help`.
+Imported only where something is validated: pydantic would double the time of `l2d --help`.
 """
 
 import json
@@ -63,7 +63,7 @@ class Evaluation(Group):
 
 
 class Settings(Group):
-    """All that the framework reads itself."""
+    """All keys that the framework reads itself."""
 
     seed: AtLeast0
     output_dir: str
@@ -83,7 +83,7 @@ class Settings(Group):
 
 
 def validate(kind: Any, value: Any, key: str = "") -> None:
-    """Refuse a value from YAML that is not of this kind, a model or the result of `yaml_hint`; `key` is its full name."""
+    """UserError for a value from YAML that is not of this kind, a model or the result of `yaml_hint`; `key` is its full name."""
     refuse_beyond_64_bits(value, key)
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
     adapter = TypeAdapter(kind, config=None if is_model else STRICT)
@@ -166,8 +166,8 @@ def _number(schema: dict[str, Any]) -> str:
         "exclusiveMinimum": "above",
         "exclusiveMaximum": "below",
     }
-    said = [f"{phrase} {schema[limit]}" for limit, phrase in limits.items() if limit in schema]
-    return f"{name} {' and '.join(said)}".rstrip()
+    phrases = [f"{phrase} {schema[limit]}" for limit, phrase in limits.items() if limit in schema]
+    return f"{name} {' and '.join(phrases)}".rstrip()
 
 
 def _sentence(error: Any, schema: dict[str, Any], value: Any, key: str) -> str:
@@ -176,7 +176,7 @@ def _sentence(error: Any, schema: dict[str, Any], value: Any, key: str) -> str:
     for part in () if "[key]" in error["loc"] else error["loc"]:
         inner = _entry(schema, part)
         if inner is None or not isinstance(value, dict) or (part not in value and not missing):
-            break  # inside a list, or in one of several kinds: all of the value is shown
+            break  # inside a list or a union: show the whole value
         schema, value = models.get(inner.get("$ref", "").rpartition("/")[2], inner), value.get(part)
         key = f"{key}.{part}".lstrip(".")
     else:

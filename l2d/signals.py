@@ -1,4 +1,4 @@
-"""A request to stop, from outside: obeyed at once before the training, and when the step is done inside it."""
+"""Signals that stop a run: at once before the training, after the current step during it."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ class Interrupted(SystemExit):
 
 
 class StopSignal:
-    """`with StopSignal() as stop`: a signal ends the run there and then, until `stop.patiently()`; from then on
-    `stop.received` is the number of the signal that came, 0 before.
+    """`with StopSignal() as stop`: a signal ends the run at once. After `stop.patiently()` it only sets `stop.received` to its
+    number (0: no signal yet), and the training loop stops after the step.
 
-    SIGUSR2 is listened to only where somebody else (a cluster's launcher) does; that handler then has its turn.
+    SIGUSR2 is handled only if a handler (of a cluster's launcher) is installed; `leave` then calls that handler.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class StopSignal:
                 before = signal.getsignal(signum)
                 if signum != SIGUSR2 or callable(before):
                     self.before[signum] = before
-                    signal.signal(signum, self._note)
+                    signal.signal(signum, self._on_signal)
         return self
 
     def __exit__(
@@ -45,17 +45,18 @@ class StopSignal:
             signal.signal(signum, before)
 
     def patiently(self) -> None:
+        """From here on a signal is only recorded."""
         self.patient = True
 
     def leave(self) -> None:
-        """End the run: by the handler that was there before, if it does so, else with the conventional exit code."""
+        """End the run: by the handler that was installed before, if there is one, else with the conventional exit code."""
         self.__exit__(None, None, None)
         before = self.before.get(self.received)
         if callable(before) and before is not signal.default_int_handler:
             os.kill(os.getpid(), self.received)
         raise Interrupted(self.received)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
         if not self.patient:
             sys.stderr.write("l2d: Stopped before the first step; there is nothing to keep.\n")

@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def describe(root: Path) -> str:
-    """Every sweep as a grid of loss x number of experts with a sign per seed; then what runs and what failed."""
+    """Every sweep as a grid of loss x number of experts with a sign per seed; then the runs that are running, interrupted or failed."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that runs wrote to, such as outputs.")
     manifests = [json.loads(path.read_text()) for path in sorted(root.glob(f"**/{MANIFESTS}/*.json"))]
@@ -40,7 +40,7 @@ def describe(root: Path) -> str:
 
 
 def state(folder: Path) -> tuple[str, str]:
-    """(finished | running | interrupted | failed | missing, a detail)."""
+    """The state of a run (finished, running, interrupted, failed or missing), and a detail."""
     result = read_result(folder)
     if result is None:
         return "missing", ""
@@ -63,11 +63,11 @@ def _sweep(title: str, cells: list[dict[str, Any]]) -> str:
         num = chosen["num_experts"] or "all"  # null: as many as the dataset has annotators
         row[num] = row.get(num, "") + SIGNS[name]
     columns = sorted({column for row in grid.values() for column in row}, key=lambda c: (isinstance(c, str), c))
-    wide = max(map(len, grid))
-    narrow = max(len(text) for row in grid.values() for text in (*row.values(), *(f"J={c}" for c in columns))) + 2
-    lines.append("  " + " " * wide + "".join(f"J={column}".rjust(narrow) for column in columns))
+    left = max(map(len, grid))
+    width = max(len(text) for row in grid.values() for text in (*row.values(), *(f"J={c}" for c in columns))) + 2
+    lines.append("  " + " " * left + "".join(f"J={column}".rjust(width) for column in columns))
     lines += [
-        "  " + key.ljust(wide) + "".join(row.get(c, "").rjust(narrow) for c in columns) for key, row in grid.items()
+        "  " + key.ljust(left) + "".join(row.get(c, "").rjust(width) for c in columns) for key, row in grid.items()
     ]
     lines += [
         f"  {name}: {Path(cell['folder']).name}  {detail}"

@@ -1,4 +1,4 @@
-"""A sweep: the cells of a grid, what each would do, and what came of them."""
+"""A sweep: the cells of a grid, what is done with each, and a summary of the results."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[
 
 
 def plan_cells(loader: ConfigLoader, config: DictConfig, words: list[str]) -> list[Cell]:
-    """Compose every cell; the same setting twice is one cell, and two settings in one folder are refused."""
+    """Compose every cell; the same setting twice is one cell, and two settings in one folder are a UserError."""
     cells: dict[Path, Cell] = {}
     for overrides in grid(loader, words):
         cfg = loader.load_sweep_config(config, overrides)
@@ -140,7 +140,7 @@ class _Composed:
 
 
 def _entry(cell: Cell) -> dict[str, Any]:
-    """A cell in the manifest."""
+    """The entry of a cell in the manifest."""
     return {
         "folder": str(cell.folder),
         "overrides": cell.overrides,
@@ -154,7 +154,7 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds: float) -> None:
-    """Counts, and why each failed one failed. Exit code 2 if all failures were the user's to mend, else 1."""
+    """Print counts and the reason of each failure. Exit code 2 if the user can fix all of them, else 1."""
     failures, busy = [], []
     for cell, outcome in zip(cells, outcomes, strict=True):
         if isinstance(outcome, BaseException):

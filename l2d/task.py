@@ -1,4 +1,4 @@
-"""Task: what is to be learnt. Splits of inputs, labels and answers, the names behind the numbers, and the truth where known."""
+"""Task: what is to be learnt. Splits of inputs, labels and answers, names of classes and experts, and the truth if known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from l2d.data.load import load_dataset
 from l2d.errors import UserError, notify
 from l2d.experts import ExpertPanel, make_panel
 
-FEW_ANSWERS = 30  # of an expert in the training split: fewer are pointed out
+FEW_ANSWERS = 30  # in the training split: notify about experts with fewer
 
 
 class Truth(NamedTuple):
@@ -27,7 +27,7 @@ class Truth(NamedTuple):
 
 @dataclass
 class Task:
-    """`train` is trained on, `test` is reported, `held_out` was cut from the training data for what is fitted afterwards."""
+    """`train` is trained on, `test` is reported, `held_out` is cut from the training data, for what is fitted after training."""
 
     dataset: Dataset
     panel: ExpertPanel
@@ -87,7 +87,7 @@ class Task:
 
     @cached_property
     def truth(self) -> Truth | None:
-        """Of the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated experts."""
+        """The truth on the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated experts."""
         pixels = getattr(self.test.inputs, "pixels", None)
         if self.dataset.posterior is None or self.panel.matrix is None or pixels is None:
             return None
@@ -120,25 +120,30 @@ def make_task(cfg: DictConfig, dataset: Dataset) -> Task:
     redraw = (lambda epoch: panel.answers("train", labels, epoch)) if panel.redraws else None
     train = Split(dataset.train.inputs, labels, panel.answers("train", labels), redraw)
     test = Split(dataset.test.inputs, dataset.test.labels, panel.answers("test", dataset.test.labels))
-    _point_out_few_answers(panel.names, train)
-    trained, kept_back = hold_out(len(train), cfg.held_out, cfg.seed)
-    if kept_back is None:
+    _notify_few_answers(panel.names, train)
+    trained, held_out_rows = hold_out(len(train), cfg.held_out, cfg.seed)
+    if held_out_rows is None:
         return Task(dataset, panel, train, test, None)
-    return Task(dataset, panel, train.take(trained), test, train.take(kept_back))
+    return Task(dataset, panel, train.take(trained), test, train.take(held_out_rows))
 
 
 def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor | None]:
-    """Rows to train on and rows kept back, in order, of `count`; None: nothing is kept back."""
-    kept_back = round(share * count)
-    if not kept_back:
+    """Split `count` rows at random: those to train on and those held out, both sorted; None if no row is held out.
+
+    >>> train, held_out = hold_out(10, 0.3, seed=0)
+    >>> len(train), len(held_out)
+    (7, 3)
+    """
+    num_held_out = round(share * count)
+    if not num_held_out:
         return torch.arange(count), None
-    if kept_back == count:
+    if num_held_out == count:
         raise UserError(f"held_out={share:g} leaves none of {count} training samples to train on; hold out less.")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[kept_back:].sort().values, order[:kept_back].sort().values
+    return order[num_held_out:].sort().values, order[:num_held_out].sort().values
 
 
-def _point_out_few_answers(names: list[str], train: Split) -> None:
+def _notify_few_answers(names: list[str], train: Split) -> None:
     given = (train.answers >= 0).sum(dim=0).tolist()  # [J]
     few = [
         f"{name} ({count})"

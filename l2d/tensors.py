@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file: the same tensors give the same bytes, and a checksum, which the format lacks, finds damage."""
+"""Tensors in a safetensors file: the same tensors give the same bytes, and a checksum, which the format lacks, detects damage."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from l2d.errors import UserError
 if TYPE_CHECKING:  # torch takes a second to import, and most commands do not need it
     from torch import Tensor
 
-_BLANK = "0" * 64  # stands in the place of the checksum while the checksum is computed
+_BLANK = "0" * 64  # placeholder while the checksum is computed
 
 
 def pack(tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> bytes:
@@ -28,7 +28,7 @@ def pack(tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> bytes:
 
 
 def unpack(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """Tensors and metadata of a file that `pack` made, every byte as it was written. Nothing in it is run."""
+    """Tensors and metadata of a file that `pack` made, UserError if any byte was changed. No code in it is run."""
     from safetensors.torch import load
 
     try:

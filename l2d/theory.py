@@ -1,4 +1,4 @@
-"""The theory, by machine: one x, a finite joint p(y, m), and the exact conditional risk of every loss.
+"""Numerical checks of the theory: one x, a finite joint p(y, m), and the exact conditional risk of every loss.
 
 A joint is a tensor [K, K, ..., K] of masses on any scale: axis 0 is the label, axis 1 + j the answer of expert j.
 """
@@ -16,13 +16,13 @@ from l2d.losses.base import BELIEFS
 
 
 def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All a loss can see of (y, m): labels [N], correct [N, J] and their probability [N]; impossible ones left out."""
+    """The distinct (y, m) that a loss can tell apart: labels [N], correct [N, J] and their probability [N], all positive."""
     cells = joint.nonzero()  # [cells, 1 + J]
     labels, expert_predictions = cells[:, :1], cells[:, 1:]
-    seen = torch.cat([labels, (expert_predictions == labels).long()], dim=1)
-    seen, group = seen.unique(dim=0, return_inverse=True)  # [N, 1 + J]
-    mass = torch.zeros(len(seen), dtype=torch.float64).index_add(0, group, joint[cells.unbind(1)].double())
-    return seen[:, 0], seen[:, 1:].bool(), mass / mass.sum()
+    distinct = torch.cat([labels, (expert_predictions == labels).long()], dim=1)
+    distinct, group = distinct.unique(dim=0, return_inverse=True)  # [N, 1 + J]
+    mass = torch.zeros(len(distinct), dtype=torch.float64).index_add(0, group, joint[cells.unbind(1)].double())
+    return distinct[:, 0], distinct[:, 1:].bool(), mass / mass.sum()
 
 
 def truth(joint: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
     weights = torch.stack([formulation(order.expand(correct.shape), correct) for order in orders]).unique(dim=0)
     choices, rows = weights.shape[:2]  # weights: [P, N, J], one of P distinct choices for each of N outcomes
     scores = torch.zeros(choices, len(joint) + correct.shape[1], dtype=torch.float64, requires_grad=True)  # [P, K+J]
-    ridge = 1e-14 * torch.eye(scores.shape[1], dtype=torch.float64)  # CE does not see a shift of all scores
+    ridge = 1e-14 * torch.eye(scores.shape[1], dtype=torch.float64)  # CE is invariant to a shift of all scores
 
     def risks() -> Tensor:
         losses = base(scores.repeat_interleave(rows, dim=0), labels.repeat(choices), weights.flatten(0, 1))
@@ -93,7 +93,7 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
 
 
 def estimates(scores: Tensor, num_classes: int, base: Callable) -> Tensor:
-    """[eta_1..eta_K, Acc_1..Acc_J] as the scores [..., K+J] imply them; PiCCE vouches for its highest expert alone."""
+    """[eta_1..eta_K, Acc_1..Acc_J] as the scores [..., K+J] imply them; with PiCCE only the highest Acc is an estimate."""
     return BELIEFS[base](scores, num_classes)
 
 
@@ -110,7 +110,7 @@ def independent_experts(eta: Tensor, matrix: Tensor) -> Tensor:
 
 
 def random_joint(num_classes: int, num_experts: int, generator: torch.Generator) -> Tensor:
-    """Half the time any joint at all (uneven cells), half the time experts independent given the label."""
+    """With probability 1/2 an arbitrary joint (uneven cells), otherwise experts that are independent given the label."""
     uneven = torch.rand([num_classes] * (1 + num_experts), dtype=torch.float64, generator=generator) ** 4
     eta, matrix = (torch.rand(n, num_classes, dtype=torch.float64, generator=generator) for n in (1, num_experts))
     arbitrary = torch.rand(1, generator=generator).item() < 0.5
@@ -141,13 +141,13 @@ def survey(cases: int, seed: int) -> dict[str, float]:
         verdict = "holds" if condition_holds(joint) else "fails"
         found[f"cases: Condition 1 {verdict}"] += 1
 
-        trapped = False
+        wrong_minimum = False
         for order in torch.tensor(list(permutations(range(num_experts))), dtype=torch.float64):  # [J] as expert scores
-            taught = mass @ picce(order.expand(correct.shape), correct)  # [J]
-            deviation("sum_j A_sigma^j = V, every order", taught.sum(), some_correct)
-            keeps_order = bool((taught[order.argsort()].diff() > 0).all())  # then its own minimum is a local one
-            trapped |= keeps_order and int(order.argmax()) != best
-        found[f"cases: Condition 1 {verdict}, a local minimum puts another expert first"] += trapped
+            targets = mass @ picce(order.expand(correct.shape), correct)  # [J]
+            deviation("sum_j A_sigma^j = V, every order", targets.sum(), some_correct)
+            keeps_order = bool((targets[order.argsort()].diff() > 0).all())  # its minimum is local
+            wrong_minimum |= keeps_order and int(order.argmax()) != best
+        found[f"cases: Condition 1 {verdict}, a local minimum puts another expert first"] += wrong_minimum
 
         for formulation, base in product((vanilla, picce), (ce, ova)):
             loss = f"{formulation.__name__}-{base.__name__}"

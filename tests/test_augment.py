@@ -190,7 +190,7 @@ def test_batches_do_not_depend_on_the_layout_the_images_are_kept_in(augment, kep
         assert b.inputs.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_crops_of_bytes_on_the_cpu_are_those_of_the_batched_way():
+def test_crops_of_bytes_on_the_cpu_equal_those_of_the_batch():
     """Image by image in threads, or in one grid_sample as on a GPU: the same draws, and pixels at most one byte apart."""
     inputs = images("random_resized_crop_flip", side=12, size=12)  # nothing is made smaller
     resident = loader(inputs, train=True)
@@ -200,7 +200,7 @@ def test_crops_of_bytes_on_the_cpu_are_those_of_the_batched_way():
         assert apart.max() <= 1.01
 
 
-def test_what_cannot_be_augmented_is_refused_in_a_sentence():
+def test_unknown_augmentations_and_small_images_are_rejected():
     with pytest.raises(UserError, match=r"dataset\.augment=blur is not one of none, flip, crop_flip, random_resized"):
         loader(images("blur"), train=True)
     with pytest.raises(UserError, match="kept at 6 x 6, smaller than the 8 x 8"):

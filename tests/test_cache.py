@@ -72,7 +72,7 @@ def test_a_later_start_decodes_nothing(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["content", "time"])
-def test_a_changed_file_is_noticed(files, tmp_path, change):
+def test_a_changed_file_is_decoded_again(files, tmp_path, change):
     load(files, tmp_path)
     path = files.root / "2.png"
     stat = path.stat()
@@ -154,7 +154,7 @@ def test_the_memory_of_this_machine_is_plausible():
     assert 1e6 < available_memory() < 1e15
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_cache_folder_by_setting_and_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder(None) == tmp_path / ".cache/l2d"

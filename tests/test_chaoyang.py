@@ -63,14 +63,14 @@ def test_labels_and_experts_entry_by_entry(load, tmp_path, train_json):
     assert torch.allclose(red, 10.0 * torch.arange(12), atol=2)  # in the order of the list
 
 
-def test_the_split_is_what_the_files_say(load, tmp_path):
+def test_the_splits_are_those_of_the_files(load, tmp_path):
     """A test image that another list counts as training."""
     write_release(tmp_path / "data", edit=lambda lists: lists["train"].append(lists["test"].pop()))
     dataset = load()
     assert (len(dataset.train), len(dataset.test)) == (13, 5)
 
 
-def test_an_expert_who_is_always_right_on_the_test_split_is_pointed_out(load, tmp_path, caplog):
+def test_an_expert_who_is_always_right_on_the_test_split_is_reported(load, tmp_path, caplog):
     write_release(tmp_path / "data")
     load()
     assert not caplog.text
@@ -166,7 +166,7 @@ def test_files_that_are_missing_or_broken(load, tmp_path):
         load()
 
 
-def test_images_that_nobody_lists_are_pointed_out(load, tmp_path, caplog):
+def test_unlisted_images_are_reported(load, tmp_path, caplog):
     write_release(tmp_path / "data", edit=lambda lists: lists["train"].pop())
     assert len(load().train) == 11
     assert f"not used: 1, the first of them {NAMES['train'][-1]}" in caplog.text

@@ -141,7 +141,7 @@ def test_a_refused_cell_does_not_stop_the_others_and_the_sweep_says_so(cli):
         (["ü=3"], "ü=3 "),
     ],
 )
-def test_what_a_user_can_get_wrong_ends_in_a_sentence_and_leaves_nothing_behind(cli, arguments, says):
+def test_user_mistakes_end_in_a_sentence_and_leave_no_files(cli, arguments, says):
     code, _, err = cli(*TINY, *arguments)
     assert code == 2
     assert err.startswith("l2d: ") and says in err and err.count("\n") == 1, err
@@ -174,7 +174,7 @@ def test_a_failing_cell_has_its_traceback_in_its_own_log(cli):
     assert len(list(Path("outputs").glob("*/*/train.log"))) == 2
 
 
-def test_a_full_evaluation_says_what_the_excess_error_is_made_of(cli):
+def test_a_full_evaluation_prints_the_parts_of_the_regret(cli):
     code, out, _ = cli(*TINY, "evaluation=full", "trainer.eval_every=1")
     assert code == 0
     result, folder = only_run()
@@ -356,7 +356,7 @@ def test_an_unknown_command_is_refused_with_the_closest(word, suggested, capsys)
     assert stop.value.code == 2 and err.count("\n") == 1 and word in err and suggested in err
 
 
-def test_python_m_l2d_is_l2d(tmp_path):
+def test_python_m_l2d_is_the_command_l2d(tmp_path):
     done = subprocess.run([sys.executable, "-m", "l2d", "--version"], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, __version__, "")
 
@@ -392,7 +392,7 @@ assert not [key for key in os.environ.keys() - before[1].keys() if key.startswit
 @pytest.mark.parametrize(
     "command", ["status outputs", "report outputs --out report", "train --help", "train -m seed=1,2 plan=true"]
 )
-def test_a_reader_that_leaves_is_no_error(cli, command):
+def test_a_closed_pipe_is_no_error(cli, command):
     cli(*TINY)
     process = subprocess.Popen(
         [sys.executable, "-m", "l2d", *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

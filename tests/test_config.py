@@ -40,7 +40,7 @@ NEEDS = {"animal": "animal", "dog": "dog", "specialist": "specialty"}  # experts
 FREE = {  # choices that leave a result as it is
     "trainer.device": "cpu",
     "trainer.log_every": 7,
-    "logger": {"_target_": "l2d.tracking.WandbTracker", "name": "wandb"},
+    "logger": {"_target_": "l2d.tracking.trackers.WandbTracker", "name": "wandb"},
     "output_dir": "elsewhere",
     "verbose": False,
     "force": "changed",
@@ -107,7 +107,7 @@ def test_every_option_composes_checks_and_names_its_runs(filled, group, option):
 
 
 @pytest.mark.parametrize("option", options("loss"))
-def test_every_loss_is_the_pair_its_name_says(composed, option):
+def test_every_loss_option_has_the_formulation_and_base_of_its_name(composed, option):
     """At scores 0 with K=2, J=2, both experts right: each phi is log 4 (ce); 4 log 2 in all, whatever is taught (ova)."""
     loss = build(composed(f"loss={option}"), "loss", num_classes=2)
     formulation, _, base = option.rpartition("_")
@@ -351,13 +351,13 @@ def test_the_sentence_says_what_would_work(hint, expected):
         validate(yaml_hint(hint), datetime.date(2024, 1, 1), "part.key")
 
 
-def test_what_the_run_provides_cannot_be_set():
+def test_a_value_that_the_run_provides_cannot_be_set():
     cfg = OmegaConf.create({"part": {"_target_": f"{__name__}.hinted", "tensor": 3}})
     with pytest.raises(UserError, match=r"^part\.tensor=3 "):
         build(cfg, "part", tensor=torch.zeros(1))
 
 
-def test_hints_that_only_a_type_checker_can_evaluate_are_not_judged(tmp_path, monkeypatch):
+def test_hints_that_only_a_type_checker_can_evaluate_are_ignored(tmp_path, monkeypatch):
     (tmp_path / "checker_only.py").write_text("def part(rate: 'NotImported'): return rate\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert build(OmegaConf.create({"part": {"_target_": "checker_only.part", "rate": 1}}), "part") == 1
@@ -549,6 +549,6 @@ def test_values_at_the_edge_are_accepted(composed, key, value):
 
 
 @pytest.mark.parametrize("override", ["loss.formulation={a:1}", "loss.base=[ce]", "seed={a:1}", "experts.num=[1]"])
-def test_choices_can_be_written_down_whatever_was_chosen(composed, override):
+def test_choices_are_json_for_every_override(composed, override):
     """A sweep lists them before any cell is refused."""
     assert json.loads(json.dumps(choices(composed(override)))) == choices(composed(override))

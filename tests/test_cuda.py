@@ -60,7 +60,7 @@ def test_losses_stay_on_the_device(batch, formulation, base):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_tensor_left_on_the_cpu_is_noticed(batch, which):
+def test_a_tensor_left_on_the_cpu_is_an_error(batch, which):
     """So that the other tests here can fail."""
     mixed = on_cpu(batch, which)
     with pytest.raises(RuntimeError, match="same device"):
@@ -214,7 +214,7 @@ def test_a_step_waits_for_the_device_only_at_the_log_interval(
 @pytest.mark.parametrize(
     "ask", [torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, bool, float]
 )
-def test_a_tensor_that_is_asked_for_its_numbers_is_noticed(ask):
+def test_reading_a_tensor_on_the_host_is_detected(ask):
     """So that the test above can fail."""
     asked = torch.ones(())
     with Fetching(SimpleNamespace(step=7)) as fetching:

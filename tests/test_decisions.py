@@ -46,7 +46,7 @@ def test_without_costs_the_decision_is_the_argmax_of_the_scores(formulation, bas
 
 
 @pytest.mark.parametrize(("formulation", "base"), LOSSES)
-def test_an_expert_who_is_not_available_is_passed_over(formulation, base):
+def test_an_unavailable_expert_is_not_asked(formulation, base):
     scores = scores_of_all_kinds()
     answers = torch.randint(-1, 2, (len(scores), J), generator=torch.Generator().manual_seed(1))
     outcome = outcome_of(scores, torch.zeros(len(scores)), answers, DeferralLoss(formulation, base, K))

@@ -118,7 +118,7 @@ def test_a_full_evaluation_of_a_finished_run_needs_neither_its_weights_nor_its_b
 
 
 @pytest.mark.parametrize("record", ["scores", "decisions", "none"])
-def test_what_is_kept_is_a_choice_and_the_evaluation_the_same(tmp_path, monkeypatch, cli, record):
+def test_record_chooses_what_is_kept_and_the_evaluation_stays_the_same(tmp_path, monkeypatch, cli, record):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["l2d-train", *SETTING, f"record={record}"])
     train()
@@ -202,7 +202,7 @@ def test_another_test_set_of_the_same_classes_is_evaluated_in_full(cli, folder):
         (("out=nowhere/x.json",), "nowhere"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(cli, folder, changes, named):
+def test_changes_that_do_not_fit_the_weights_are_rejected(cli, folder, changes, named):
     assert named in refused(cli(folder, *changes))
     assert not (folder / "evaluation.json").exists()
 
@@ -252,7 +252,7 @@ def test_a_damaged_outcome_is_refused(cli, folder, hurt):
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (lambda folder: (folder / "config.yaml").unlink(), "config.yaml is missing"),
         (lambda folder: (folder / "config.yaml").write_text("a: [1"), "YAML"),
-        (lambda folder: (folder / "config.yaml").write_text("a: 1"), "not a run's"),
+        (lambda folder: (folder / "config.yaml").write_text("a: 1"), "config.yaml is not the config of a run"),
     ],
 )
 def test_damaged_or_dangerous_files_are_refused_and_nothing_is_run(cli, folder, hurt, named):

@@ -226,7 +226,7 @@ def test_settings_of_the_wrong_kind_are_rejected(load, tmp_path, override, sente
 
 def test_listed_classes_must_differ(load, tmp_path):
     write_tree(tmp_path / "data")
-    with pytest.raises(UserError, match="different ones"):
+    with pytest.raises(UserError, match=r"^The classes cat, cat "):
         load("dataset.classes=[cat,cat]")
     with pytest.raises(UserError, match="'dog' is not a class; the classes are cat"):
         load("dataset.classes=[cat]")

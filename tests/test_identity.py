@@ -195,7 +195,7 @@ def test_the_same_data_elsewhere_or_with_other_times_are_the_same_run(identify, 
     assert identify(kind.overrides, tmp_path / "moved") == expected
 
 
-def test_another_tree_in_the_place_of_an_indexed_one_is_noticed(identify, tmp_path):
+def test_another_tree_at_an_indexed_path_is_listed_again(identify, tmp_path):
     """Its folders may have the names and times of the old ones."""
     test_imagenet.write_release(tmp_path / "data")
     test_imagenet.write_release(tmp_path / "other")
@@ -319,7 +319,7 @@ def test_data_that_follow_from_their_settings_need_no_digest(composed):
         ("record=none", "record_mb=1"),
     ],
 )
-def test_what_happens_after_the_training_does_not_change_the_fingerprint(composed, overrides):
+def test_settings_used_after_training_do_not_change_the_fingerprint(composed, overrides):
     assert fingerprint(composed(*overrides)) == fingerprint(composed())
 
 

@@ -95,7 +95,7 @@ def test_the_index_is_kept_and_only_changed_folders_are_listed_again(root, monke
     assert listed == [f"train/{WNIDS[1]}"]
 
 
-def test_a_folder_that_changed_just_now_is_not_trusted(root):
+def test_a_recently_modified_folder_is_listed_again(root):
     folder = root / "val" / WNIDS[0]
     picture(folder / "a.JPEG", 3)
     assert len(load(root).test) == 11

@@ -144,7 +144,7 @@ def test_damaged_files_may_be_skipped(check, on_disk, tmp_path):
     assert (tmp_path / "contact_sheet.png").is_file()  # drawn from the two that can be read
 
 
-def test_a_sample_of_the_files_may_do(check, on_disk):
+def test_decode_opens_only_a_sample_of_the_files(check, on_disk):
     code, out, _ = check(*SMALL, "--decode", "2")  # the first and the last, both whole
     assert code == 0
     assert "opened 2 of 4 files" in out and "Damaged: none" in out
@@ -183,7 +183,7 @@ def test_every_damaged_file_of_a_resident_folder_is_named(check, tmp_path):
         ("trainer.device=abacus", "trainer.device=abacus"),
     ],
 )
-def test_what_training_would_refuse(check, override, sentence):
+def test_settings_that_training_rejects_are_rejected(check, override, sentence):
     code, _, err = check(override, "dataset.num_train=80", "dataset.num_test=80")
     assert code == 2
     assert err.startswith("l2d: ") and err.count("\n") == 1 and sentence in err

@@ -37,7 +37,7 @@ def test_an_expert_table_takes_two_bytes_an_answer_and_little_beside(table):
     assert predictions.nbytes == 2 * N * J <= peak < 2 * N * J + 8e6
 
 
-def test_the_answers_at_that_size_are_the_pattern_s(table):
+def test_answers_of_a_large_table_follow_the_pattern(table):
     labels, predictions, _ = table
     right = predictions == labels[:, None]
     owner = labels // (K // J)
@@ -63,7 +63,7 @@ def test_every_loss_is_finite_and_has_the_value_that_equal_scores_imply(table, f
     assert scores.grad.isfinite().all() and scores.grad.abs().sum() > 0
 
 
-def test_evaluation_at_that_size_counts_every_sample_once(table):
+def test_evaluation_of_a_large_table_counts_every_sample_once(table):
     labels, predictions = (torch.from_numpy(part[:2000]) for part in table[:2])
     scores = torch.zeros(2000, K + J)
     scores[torch.arange(1000), labels[:1000]] = 1.0  # the classifier is right on the first half
@@ -77,7 +77,7 @@ def test_evaluation_at_that_size_counts_every_sample_once(table):
     assert len(metrics["deferred_to"]) == J and sum(metrics["deferred_to"]) == pytest.approx(50)
 
 
-def test_what_cannot_fit_is_refused_before_memory_is_asked_for():
+def test_sizes_beyond_memory_are_rejected_before_allocation():
     sizes = {"num_classes": 4, "group_size": 2, "grid": 2, "pixel": 1, "num_train": 8, "num_test": 8}
     small = {"name": "small", "separation": 1.0, "seed": 0, **sizes}
     assert len(synthetic(**small).train) == 8

@@ -40,7 +40,7 @@ def test_training_drops_the_incomplete_batch_and_repeats_nothing(numbered):
     assert seen != sorted(seen)
 
 
-def test_a_batch_larger_than_the_data_is_the_data(numbered):
+def test_a_batch_is_at_most_the_whole_split(numbered):
     (batch,) = loader(numbered, train=True, batch_size=1000).epoch(0)
     assert sorted(batch.labels.tolist()) == list(range(COUNT))
 

@@ -209,7 +209,7 @@ def test_an_expert_without_an_answer_takes_no_part_in_the_loss(formulation, base
 
 
 @pytest.mark.parametrize(("formulation", "base"), PAIRS)
-def test_without_missing_answers_the_promise_of_completeness_changes_no_bit(formulation, base):
+def test_the_flag_complete_changes_no_bit_where_no_answer_is_missing(formulation, base):
     scores, labels, _ = random_case(4, seed=3)
     answers = torch.randint(K, (len(labels), 4), generator=torch.Generator().manual_seed(4))
     results = []

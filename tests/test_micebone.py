@@ -111,7 +111,7 @@ def test_damaged_images_are_left_out_with_their_answers(load, tmp_path):
     assert len(dataset.test) == 4
 
 
-def test_images_that_nobody_lists_are_pointed_out(load, tmp_path, caplog):
+def test_unlisted_images_are_reported(load, tmp_path, caplog):
     write_release(tmp_path / "data")
     Image.new("RGB", (4, 4)).save(tmp_path / "data/MiceBone/fold2/stray.png")
     assert len(load().train) == 16

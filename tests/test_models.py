@@ -13,7 +13,7 @@ def parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_mlp_has_the_layers_it_says():
+def test_mlp_has_the_requested_layers():
     """3 * 4 * 4 = 48 inputs, two hidden layers of 10, 7 outputs: 48*10 + 10 + 10*10 + 10 + 10*7 + 7 parameters."""
     model = MLP(num_outputs=7, image_shape=(3, 4, 4), hidden=10, layers=2)
     assert parameters(model) == 490 + 110 + 77

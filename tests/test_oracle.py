@@ -116,7 +116,7 @@ def test_the_bayes_system_has_no_regret():
     assert all(got[part] == 0 for part in ("total", "classifier", "decision", "expert"))
 
 
-def test_the_expected_error_is_that_of_the_played_out_system():
+def test_the_expected_error_is_that_of_the_simulated_system():
     """Labels drawn from eta, answers from A, 400 times a point, through the metrics of every run."""
     eta, matrix, accuracy = random_truth(1, n=300)
     scores = torch.randn(300, 7, generator=torch.Generator().manual_seed(1))
@@ -326,7 +326,7 @@ def test_area_and_grid_by_hand():
     assert got["accuracy"][1:] == pytest.approx([60, 70, 80, 65, 50])
 
 
-def test_a_panel_without_any_answer_is_never_asked():
+def test_experts_without_any_answer_are_never_asked():
     scores, labels, answers = random_batch(2)
     outcome = outcome_with(scores, labels, torch.full_like(answers, -1))
     coverage, accuracy = coverage_curve(outcome)
@@ -380,7 +380,7 @@ def test_the_full_evaluation_is_json_for_every_loss(formulation, base):
     assert got["regret"]["total"] > 0
 
 
-def test_what_cannot_be_known_is_none():
+def test_unknown_parts_of_the_full_evaluation_are_none():
     """No truth, no held-out data, and a loss whose base has no estimator; then one that is not made of two parts."""
 
     def squared(scores, labels, weights):

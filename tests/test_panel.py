@@ -47,7 +47,7 @@ def test_human_tables_are_the_recorded_answers(dataset, num, answers):
 
 
 @pytest.mark.parametrize("wanted", ["047", "47", 47, 0o47])
-def test_an_annotator_is_found_however_yaml_read_its_id(dataset, wanted):
+def test_annotator_ids_match_in_every_yaml_spelling(dataset, wanted):
     assert human(dataset, None, [966, wanted]).names == ["966", "047"]
 
 
@@ -75,12 +75,12 @@ def test_ids_survive_the_command_line(dataset, composed):
         (1, 533, r"annotators=\[533\] must name"),
     ],
 )
-def test_what_human_refuses(dataset, num, annotators, sentence):
+def test_human_rejects_invalid_numbers_and_names(dataset, num, annotators, sentence):
     with pytest.raises(UserError, match=sentence):
         human(dataset, num, annotators)
 
 
-def test_extras_have_the_confusion_of_their_models_in_turn(dataset):
+def test_extras_have_the_confusion_of_the_annotators_in_turn(dataset):
     panel = mixed(dataset, 5, None, "confusion", "once", 0)
     assert panel.names == ["047", "966", "047_simulated_1", "966_simulated_1", "047_simulated_2"]
     assert panel.matrix is None
@@ -106,7 +106,7 @@ def test_a_mixed_table_is_recorded_columns_then_drawn_ones(dataset):
     assert not torch.equal(table(other, dataset, "train"), table(panel, dataset, "train"))
 
 
-def test_up_to_the_annotators_there_are_mixed_is_human(dataset):
+def test_mixed_without_extras_equals_human(dataset):
     panel = mixed(dataset, 1, None, "confusion", "once", 0)
     assert panel.names == ["047"]
     assert table(panel, dataset, "train").tolist() == A[:, None].tolist()

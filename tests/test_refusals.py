@@ -7,7 +7,7 @@ import torch
 from hydra.errors import HydraException
 
 from l2d.compose import compose
-from l2d.errors import UserError, _is_the_users, sentence
+from l2d.errors import UserError, _is_user_error, sentence
 from l2d.evaluate import find_run
 from l2d.evaluation.evaluator import check_evaluation, chosen_rule
 from l2d.experts import make_panel
@@ -42,10 +42,10 @@ def test_a_rule_is_refused_before_the_training_and_what_it_returns_after(compose
         chosen_rule(composed("rule._target_=os.getcwd"))()
 
 
-def test_what_hydra_refuses_while_composing_is_the_users(composed):
+def test_errors_of_hydra_while_composing_are_user_errors(composed):
     with pytest.raises((ValueError, HydraException)) as refused:
         compose(["dataset=inf"])
-    assert _is_the_users(refused.value) and sentence(refused.value)
+    assert _is_user_error(refused.value) and sentence(refused.value)
 
 
 @pytest.mark.parametrize(("old", "new"), [("base: ce", "base: ova"), ("\nseed: 0", "\nseed: 7")])

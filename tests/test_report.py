@@ -178,7 +178,7 @@ def test_means_deviations_and_published_differences(outputs):
     assert (vanilla.classifier_accuracy_better, picce.classifier_accuracy_better) == (False, False)
 
 
-def test_missing_failed_and_partial_cells_are_said_to_be_so(outputs):
+def test_missing_failed_and_partial_cells_are_marked(outputs):
     cells = summarize(load_runs(outputs))
     states = {(c.num_experts, c.method): (c.state, c.n) for c in cells.itertuples()}
     published = [(num, method) for num in (4, 8, 12, 16, 20) for method in ("ce", "picce_ce", "ova", "picce_ova")]
@@ -322,7 +322,7 @@ def test_runs_of_version_1_are_averaged_with_runs_of_version_2_where_the_data_fo
     assert set(load_runs(tmp_path).setting) == {"data=unknown", "data=ab12cd"}
 
 
-def test_what_version_1_had_no_setting_for_is_the_default_of_today(composed):
+def test_settings_that_version_1_did_not_have_get_defaults(composed):
     defaults = {key: plain(composed()[key]) for key in VERSION_1}
     assert defaults == VERSION_1
 
@@ -398,7 +398,7 @@ def test_broken_parts_of_a_run_do_not_end_the_command(tmp_path, capsys):
     assert str(folder) in line and "evaluation.regret" in line
 
 
-def test_what_a_run_keeps_below_its_folder_is_no_run(tmp_path, capsys):
+def test_a_folder_inside_a_run_is_not_a_run(tmp_path, capsys):
     inner = write_run(tmp_path, "ce", 4, 0, (10.0, 50, 50)) / "wandb" / "files"
     inner.mkdir(parents=True)
     (inner / "config.yaml").write_text("_wandb: {}\n")
@@ -457,7 +457,7 @@ def test_overview_draws_the_means_in_the_papers_lines(tmp_path):
     assert to_hex(lines["OvA PiCE"].get_color()) != to_hex(lines["CE PiCCE"].get_color())
 
 
-def test_who_is_deferred_to_is_a_share_of_what_is_deferred(tmp_path):
+def test_deferrals_per_expert_are_percentages_of_the_deferred_samples(tmp_path):
     write_run(tmp_path, "ce", 4, 0, (30.0, 60, 50), dataset="synthetic")  # deferred_to 3, 1, 1, 1
     (block,) = blocks_of(tmp_path)
     image = deferred_to(block).axes[0].get_images()[0].get_array()
@@ -510,7 +510,7 @@ def test_only_failures_still_make_a_report(tmp_path, capsys):
     assert "failed" in capsys.readouterr().out and (tmp_path / "report" / "index.html").exists()
 
 
-def test_a_reader_that_stops_early_leaves_a_whole_report(outputs, tmp_path):
+def test_a_pipe_closed_early_leaves_a_complete_report(outputs, tmp_path):
     code = "from l2d.report.cli import main; main()"
     command = [sys.executable, "-c", code, str(outputs), "--out", str(tmp_path / "report")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

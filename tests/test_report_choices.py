@@ -16,7 +16,7 @@ from l2d.report.style import look
 TWO_CE = {"loss__formulation": "my_losses.two_most_confident", "dataset": "synthetic"}
 
 
-def test_a_loss_of_ones_own_is_called_by_its_name(tmp_path):
+def test_a_custom_loss_is_shown_by_its_name(tmp_path):
     write_run(tmp_path, "two_ce", 4, 0, (30.0, 60, 50), **TWO_CE)
     text = to_markdown(blocks_of(tmp_path))
     assert markdown_rows(text)["Base", "Experts"] == ["two_ce Err", "two_ce Cov", "two_ce Acc", "two_ce n"]
@@ -24,7 +24,7 @@ def test_a_loss_of_ones_own_is_called_by_its_name(tmp_path):
     assert "missing" not in text and "my_losses" not in text
 
 
-def test_a_loss_of_ones_own_stands_beside_the_known_ones_of_its_base(tmp_path):
+def test_a_custom_loss_is_in_the_row_of_its_base(tmp_path):
     for loss, error, more in (("two_ce", 28.0, TWO_CE), ("ce", 30.0, {"dataset": "synthetic"})):
         write_run(tmp_path, loss, 4, 0, (error, 60, 50), **more)
     write_run(tmp_path, "ova", 8, 0, (29.0, 60, 50), dataset="synthetic")
@@ -46,7 +46,7 @@ def test_settings_that_differ_are_part_of_the_name(tmp_path):
     assert "mine weight=2 Err" in to_markdown(blocks)
 
 
-def test_a_system_of_ones_own_is_part_of_the_name_and_has_a_baseline(tmp_path):
+def test_a_custom_system_is_part_of_the_name_and_has_a_baseline(tmp_path):
     write_run(tmp_path, "ce", 4, 0, (30.0, 60, 50), dataset="synthetic")
     write_run(tmp_path, "ce", 4, 0, (20.0, 60, 50), dataset="synthetic", system__name="two_stage")
     (block,) = blocks_of(tmp_path)
@@ -120,7 +120,7 @@ def own_metric(tmp_path):
     return write
 
 
-def test_a_headline_metric_from_outside_stands_beside_the_three(own_metric):
+def test_a_custom_headline_metric_is_shown_beside_the_three(own_metric):
     blocks = blocks_of(own_metric("headline"))
     rows = markdown_rows(to_markdown(blocks))
     assert rows["Base", "Experts"][:5] == ["Vanilla Err", "Vanilla Cov", "Vanilla Acc", "Vanilla Rpq", "Vanilla n"]
@@ -132,7 +132,7 @@ def test_a_headline_metric_from_outside_stands_beside_the_three(own_metric):
 
 
 @pytest.mark.slow
-def test_another_metric_from_outside_has_a_table_of_further_metrics_a_figure_and_a_difference(own_metric, tmp_path):
+def test_a_custom_metric_has_a_table_of_further_metrics_a_figure_and_a_difference(own_metric, tmp_path):
     write_report([str(own_metric("detail"))], tmp_path / "report")
     rows = markdown_rows((tmp_path / "report" / "tables.md").read_text())
     assert rows["Base", "Experts"] == ["Vanilla Rpq", "Vanilla n", "PiCCE Rpq", "PiCCE n"]
@@ -146,7 +146,7 @@ def test_another_metric_from_outside_has_a_table_of_further_metrics_a_figure_and
     assert "Further metrics" in page and "Regret per question against the number of experts" in page
 
 
-def test_a_metric_from_outside_need_not_be_a_number_in_every_run(tmp_path):
+def test_a_custom_metric_may_be_missing_in_some_runs(tmp_path):
     for loss, seed, value in (("ce", 0, 1.0), ("ce", 1, None), ("ova", 0, [1.0, 2.0]), ("ova", 1, [1.0, 2.0])):
         more = {"own_metrics": [{**OWN_METRIC, "role": "detail"}], "metrics": {OWN_METRIC["name"]: value}}
         write_run(tmp_path / loss, loss, 2, seed, (30.0, 60, 50), dataset="synthetic", **more)
@@ -154,7 +154,7 @@ def test_a_metric_from_outside_need_not_be_a_number_in_every_run(tmp_path):
     assert "further" not in to_markdown(blocks_of(tmp_path / "ova"))
 
 
-def test_a_metric_from_outside_cannot_take_the_place_of_a_column(tmp_path):
+def test_a_custom_metric_cannot_overwrite_a_column(tmp_path):
     more = {"own_metrics": [{"name": "loss", "label": "Test loss", "better": "lower"}], "metrics": {"loss": 0.7}}
     write_run(tmp_path, "ce", 4, 0, (30.0, 60, 50), dataset="synthetic", **more)
     (cell,) = summarize(load_runs(tmp_path)).itertuples()

@@ -77,7 +77,7 @@ def browse(address: str, tmp_path: Path, *more: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-def test_it_needs_nothing_from_elsewhere(page):
+def test_the_page_loads_nothing_from_outside(page):
     elements = Elements(page.read_text())
     sources = [value for _, attrs, _ in elements.found for key, value in attrs.items() if key in ("src", "srcset")]
     assert sources and all(source.startswith("data:image/png;base64,") for source in sources)
@@ -99,14 +99,16 @@ def test_links_lead_to_the_run_folders(page):
 
 
 @pytest.mark.browser
-def test_the_console_of_a_broken_page_is_heard(tmp_path):
+@pytest.mark.slow
+def test_an_error_on_the_console_is_detected(tmp_path):
     """A control for the tests below."""
     (tmp_path / "broken.html").write_text("<script>throw new Error('caught')</script>")
     assert "caught" in browse((tmp_path / "broken.html").as_uri(), tmp_path, "--dump-dom")[1][0]
 
 
 @pytest.mark.browser
-def test_it_opens_without_an_error_and_shows_everything(page, tmp_path):
+@pytest.mark.slow
+def test_the_page_opens_without_an_error_and_shows_everything(page, tmp_path):
     shot = tmp_path / "page.png"
     dom, said = browse(page.as_uri(), tmp_path, "--dump-dom")
     assert said == []
@@ -121,6 +123,7 @@ def test_it_opens_without_an_error_and_shows_everything(page, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
     dom, said = browse(page.as_uri() + "#loss=picce_ova&dataset=synthetic", tmp_path, "--dump-dom")
     elements = Elements(dom)
@@ -134,6 +137,7 @@ def test_the_address_filters_by_loss_and_dataset(page, tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_choosing_in_the_boxes_filters_and_an_unknown_address_shows_all(page, tmp_path):
     act = '<script>pick.loss.value = "ce"; pick.loss.dispatchEvent(new Event("change"));</script></body>'
     copy = tmp_path / "copy.html"

@@ -104,7 +104,7 @@ def kill_25_times(*setting: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_25_times_ends_bit_for_bit_as_if_it_never_was(workplace, undisturbed):
+def test_a_run_killed_25_times_ends_bit_identical(workplace, undisturbed):
     kill_25_times(*SETTING)
     assert outcome(Path("outputs")) == undisturbed
     assert not [name for name in NAMES if (run_folder() / name).exists()]
@@ -122,7 +122,7 @@ class Alternating(ScoreSystem):
 
 
 @pytest.mark.slow
-def test_a_run_of_many_stages_killed_25_times_ends_as_if_it_never_was(workplace):
+def test_a_run_of_many_stages_killed_25_times_ends_bit_identical(workplace):
     Path("stages.py").write_text(STAGES)
     setting = (*SETTING, "system._target_=stages.Alternating", "optim.momentum=0.8", "dataset.num_train=200")
     assert wait(start(*setting, "output_dir=calm")) == 0, Path("output.txt").read_text()
@@ -133,6 +133,7 @@ def test_a_run_of_many_stages_killed_25_times_ends_as_if_it_never_was(workplace)
     assert len(rows) == 22 and len(set(stages)) == 15 and stages[:3] == ["all_0", "head_1", "head_1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_run_with_a_checkpoint_and_the_next_start_continues(workplace, undisturbed, signum):
     child = start_and_wait_for_checkpoints(3)
@@ -184,6 +185,7 @@ def of_version_1(path):
     path.write_bytes(b"l2d checkpoint 1\n" + path.read_bytes()[17:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [truncate, flip, lambda path: path.write_bytes(b""), other_setting, runs_code, of_version_1]
 )
@@ -196,7 +198,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(interrupted, u
     assert not Path("it-ran").exists()
 
 
-def test_without_a_good_checkpoint_nothing_starts_from_zero_unasked(interrupted, undisturbed):
+@pytest.mark.slow
+def test_if_all_checkpoints_are_damaged_the_run_fails(interrupted, undisturbed):
     for name in NAMES:
         truncate(interrupted / name)
     assert wait(start(*SETTING)) == 2
@@ -206,6 +209,7 @@ def test_without_a_good_checkpoint_nothing_starts_from_zero_unasked(interrupted,
     assert outcome(Path("outputs")) == undisturbed
 
 
+@pytest.mark.slow
 def test_resume_takes_the_path_of_a_checkpoint_and_refuses_that_of_another_setting(interrupted, undisturbed):
     os.rename(interrupted / NAMES[1], "mine.pt")
     (interrupted / NAMES[0]).unlink()
@@ -225,6 +229,7 @@ def test_a_checkpoint_that_would_run_code_is_refused_without_running_it(tmp_path
     assert Checkpoints(tmp_path, "x").latest() is None
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_ends_in_a_sentence_and_what_was_there_stays_whole(interrupted, undisturbed):
     """A limit on the size of files stands for a full disk: the next checkpoint does not fit."""
     before = {name: (interrupted / name).read_bytes() for name in NAMES}
@@ -238,6 +243,7 @@ def test_a_file_that_cannot_be_written_ends_in_a_sentence_and_what_was_there_sta
     assert outcome(Path("outputs")) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_read_only_one_end_in_a_sentence(workplace):
     disk = workplace / "disk"
     disk.mkdir()
@@ -256,6 +262,7 @@ def test_a_full_disk_and_a_read_only_one_end_in_a_sentence(workplace):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_limit_on_open_files_ends_in_a_sentence(workplace):
     assert wait(start(*SETTING, limit=(resource.RLIMIT_NOFILE, (5, 5)))) == 2
     said = Path("output.txt").read_text()
@@ -277,10 +284,11 @@ class Loss(DeferralLoss):
 OLDER_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "precision"), [("nan", "float32"), ("inf", "float32"), ("nan", "bf16"), ("inf", "fp16")]
 )
-def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value, precision):
+def test_a_nonfinite_loss_stops_the_run_at_that_step(workplace, value, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value=value, when="(11,)"))  # 8 steps an epoch: epoch 2, step 3
     bad = ("loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
     assert wait(start(*SETTING, *bad, "trainer.checkpoint_epochs=1", **OLDER_BF16)) == 2
@@ -292,8 +300,9 @@ def test_a_loss_that_is_no_number_stops_the_run_at_that_step(workplace, value, p
     assert result["status"] == "failed" and "not finite" in result["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
-def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace, precision):
+def test_nonfinite_steps_are_skipped_up_to_a_limit(workplace, precision):
     Path("bad_loss.py").write_text(BAD_LOSS.format(value="nan", when="(11, 20, 21)"))
     bad = (*SETTING, "loss._target_=bad_loss.Loss", f"trainer.precision={precision}")
     assert wait(start(*bad, "trainer.skip_nonfinite=3", **OLDER_BF16)) == 0, Path("output.txt").read_text()
@@ -303,6 +312,7 @@ def test_some_such_steps_can_be_left_out_up_to_a_limit(workplace, precision):
     assert "epoch 3, step 5" in Path("output.txt").read_text()
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_fp16_are_left_out_by_the_scaler_and_the_run_goes_on(workplace):
     """The loss is finite, but not times the scaler's first factor, 65536: three steps are left out, the factor is lowered."""
     Path("bad_loss.py").write_text(BAD_LOSS.format(value="1e34", when="range(3, 6)"))
@@ -323,6 +333,7 @@ def slow(**settings):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_first_step_ends_the_run_at_once_and_leaves_nothing(workplace, signum):
     Path("slow_data.py").write_text(SLOW_DATA)
@@ -344,12 +355,14 @@ def full(**given):
 """
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_waits_for_the_result(workplace):
     Path("late.py").write_text(LATE_SIGNAL)
     assert wait(start(*SETTING, "evaluation=full", "evaluation._target_=late.full")) == 128 + signal.SIGTERM
     assert json.loads((run_folder() / "result.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_cannot_be_called_is_refused_before_the_training(workplace):
     assert wait(start(*SETTING, "evaluation=full", "evaluation._target_=late.full")) == 2
     assert "evaluation._target_=late.full cannot be imported" in Path("output.txt").read_text()

@@ -52,7 +52,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder):
         assert alone[0].inputs.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_epochs_differ_repeat_themselves_and_can_be_left_early(folder):
+def test_epochs_differ_are_reproducible_and_can_be_abandoned(folder):
     stream = loader(folder, "train", workers=1)
     first, second = list(stream.epoch(0)), list(stream.epoch(1))
     assert not equal(first, second)
@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named_in_one_sentence(folder, kind, split):
     assert "\n" not in str(error.value)
 
 
-def test_the_sentence_survives_the_way_out_of_a_worker(folder):
+def test_a_user_error_in_a_worker_keeps_its_message(folder):
     path = damage(folder, "truncated")
     with pytest.raises(UserError) as error:
         list(loader(folder, "test", workers=2).epoch())

@@ -51,7 +51,7 @@ def serial(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_leaves_finished_cells_alone_and_ends_as_if_never_killed(tmp_path, serial):
+def test_a_killed_sweep_continues_without_repeating_finished_cells(tmp_path, serial):
     first = subprocess.Popen([*COMMAND], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
     while not metrics(tmp_path) and time.monotonic() < deadline:

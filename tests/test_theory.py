@@ -101,7 +101,7 @@ def test_no_descent_from_random_starts_goes_below_the_minimiser(base):
         assert risks.min() < least + 1e-2  # and one of the starts finds it
 
 
-def test_every_order_hands_out_the_probability_that_some_expert_is_correct():
+def test_targets_of_every_order_sum_to_the_probability_that_some_expert_is_correct():
     for joint in random_joints(4, 3, 3, seed=3):
         cells = list(product(range(3), repeat=4))
         some_correct = sum(joint[cell].item() for cell in cells if cell[0] in cell[1:])
@@ -119,7 +119,7 @@ def test_every_order_hands_out_the_probability_that_some_expert_is_correct():
         assert scores.softmax(0)[:3].sum().item() == pytest.approx(1 / (1 + some_correct), abs=1e-10)
 
 
-def test_one_expert_settles_the_accuracy_identity():
+def test_the_accuracy_identity_with_one_expert():
     """eta = (3/4, 1/4) and an expert right half the time: the risk is -3/4 log p_1 - 1/4 log p_2 - 1/2 log u, least at
     (3/4, 1/4, 1/2) / (3/2). So u = 1/3 = Acc (1 - Vt) with Vt = 1/3, whereas Acc Vt = 1/6."""
     joint = independent_experts(f64([0.75, 0.25]), f64([[0.5, 0.5]]))
@@ -200,7 +200,7 @@ def test_picce_passes_over_the_best_expert_where_the_condition_fails(base):
 
 
 @pytest.mark.parametrize("base", [ce, ova])
-def test_so_it_does_with_fallible_independent_specialists(base):
+def test_picce_passes_over_the_best_of_fallible_independent_specialists(base):
     """Accuracy 0.9 on the expert's own two classes and 0.2 elsewhere: Acc = (0.62, 0.55, 0.55)."""
     own = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
     joint = independent_experts(f64([0.2, 0.3, 0.3, 0.2]), torch.where(own, 0.9, 0.2).double())

@@ -224,7 +224,7 @@ def test_fit_trains_in_training_mode(problem):
     assert counted == [3, 6, 9]
 
 
-def test_what_is_frozen_stays_bit_for_bit_also_its_batch_norm(problem):
+def test_frozen_parts_stay_bit_identical_including_batch_norm(problem):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
     system, loader = system_of(model), problem()
@@ -270,7 +270,7 @@ def test_a_stage_trains_its_own_parameters_and_starts_its_own_schedule(problem):
     assert first_layer[0] != first_layer[1] and len(set(first_layer[1:])) == 1
 
 
-def test_the_device_is_chosen_or_refused():
+def test_devices_and_precisions_are_chosen_or_rejected():
     here = "cuda" if torch.cuda.is_available() else "cpu"
     alone = Ranks.alone()
     chosen = Place.choose("auto", "auto", alone)

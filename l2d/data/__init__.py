@@ -1,4 +1,4 @@
-"""Data: inputs and labels, from disk or made up, and how they reach the device. Importing this does not import torch."""
+"""Data: inputs and labels, from disk or generated, and their transfer to the device. Importing this does not import torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from l2d.data.loader import Loader
     from l2d.data.resident import Images
 
-_LATER = {"ImageFiles": "files", "Images": "resident", "Loader": "loader"}  # these need torch
+_NEEDS_TORCH = {"ImageFiles": "files", "Images": "resident", "Loader": "loader"}
 
 __all__ = [
     "MISSING",
@@ -38,6 +38,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _NEEDS_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"l2d.data.{_LATER[name]}"), name)
+    return getattr(import_module(f"l2d.data.{_NEEDS_TORCH[name]}"), name)

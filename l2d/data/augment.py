@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch on its device, with randomness of its own for every sample."""
+"""Augmentation of a whole batch on its device; every sample has its own random draw."""
 
 import math
 import random
@@ -19,7 +19,7 @@ Augmentation = Callable[[Tensor, Size, Generator], Tensor]  # [B, C, H, W] -> [B
 
 
 def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
-    """Pad by 4 (reflected), crop to size at a random place, flip half of them: the CIFAR recipe, in one gather."""
+    """Pad by 4 (reflected), crop to size at a random position, flip half of them: the CIFAR recipe, in one gather."""
     rows, columns = _crops(tuple(images.shape[-2:]), size, images.device)
     lefts = len(columns) // 2
     top, left, mirrored = (_integers(high, images, generator) for high in (len(rows), lefts, 2))  # [B] each
@@ -29,26 +29,26 @@ def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
 
 
 def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
-    """The centre of the image, mirrored in half of the cases."""
-    return mirror(centre_crop(images, size), _coin(images, generator))
+    """The centre of every image; half of them flipped."""
+    return mirror(centre_crop(images, size), _flips(images, generator))
 
 
 def random_resized_crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
-    """A box of random area, shape and place, resampled to size, and half of them flipped: the ImageNet recipe."""
-    return resample(images, *boxes_and_coins(images, len(images), generator), size)
+    """A box of random area, shape and position, resampled to size, and half of them flipped: the ImageNet recipe."""
+    return resample(images, *random_boxes_and_flips(images, len(images), generator), size)
 
 
-def boxes_and_coins(images: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """What `count` of these images draw: boxes [B, 4] and whether each is mirrored [B]."""
+def random_boxes_and_flips(images: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Random boxes [B, 4] for `count` of these images, and whether each is flipped [B]."""
     height, width = (torch.full((count,), side, device=images.device) for side in images.shape[-2:])
-    return random_boxes(height, width, generator), _coin(height, generator)
+    return random_boxes(height, width, generator), _flips(height, generator)
 
 
 def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
     """Boxes [B, 4] (top, left, height, width) for images of these sizes [B], with torchvision's distribution.
 
     Area uniform in 0.08..1 of the image, log(width / height) uniform in +-log(4/3), rounded; the first of ten tries that
-    fits, else the largest centred box of an allowed shape; its place uniform.
+    fits, else the largest centred box of an allowed shape; its position is uniform.
     """
     u = torch.rand(len(height), 2, TRIES + 1, generator=generator, device=height.device)
     area = (AREA[0] + (AREA[1] - AREA[0]) * u[:, 0, :TRIES]) * (height * width)[:, None]  # [B, tries]
@@ -65,7 +65,7 @@ def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
 
 
 def random_box(height: int, width: int, seed: int) -> Box:
-    """One such box in plain Python, which is quicker where the images come one by one."""
+    """One box as `random_boxes` draws it, in plain Python: faster when images are decoded one by one."""
     rng = random.Random(seed)
     for _ in range(TRIES):
         area = height * width * rng.uniform(*AREA)
@@ -78,7 +78,7 @@ def random_box(height: int, width: int, seed: int) -> Box:
 
 
 def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Tensor:
-    """Box b of image b at the new size, bilinear, left and right exchanged where `mirrored` [B] says so: one grid_sample."""
+    """Box b of image b at the new size, bilinear, flipped where `mirrored` [B] is true: one grid_sample."""
     top, left, h, w = boxes.T
     y = _positions(top, h, size[0]) * (2 / images.shape[2]) - 1  # [B, height], -1..1 over the image
     x = _positions(left, w, size[1]) * (2 / images.shape[3]) - 1  # [B, width]
@@ -88,7 +88,7 @@ def resample(images: Tensor, boxes: Tensor, mirrored: Tensor, size: Size) -> Ten
 
 
 def resample_bytes(image: Tensor, box: Box, mirrored: bool, size: Size) -> Tensor:
-    """The same of one image of bytes [1, C, H, W] -> [C, *size]: faster on the CPU, most of all with the channels last."""
+    """`resample` for one uint8 image [1, C, H, W] -> [C, *size]: faster on the CPU, above all in channels-last layout."""
     top, left, height, width = box
     inside = image[:, :, top : top + height, left : left + width]
     resized = F.interpolate(inside, size, mode="bilinear", antialias=True)[0]
@@ -96,7 +96,7 @@ def resample_bytes(image: Tensor, box: Box, mirrored: bool, size: Size) -> Tenso
 
 
 def mirror(images: Tensor, chosen: Tensor) -> Tensor:
-    """Left and right exchanged in the images chosen [B]; on the CPU one by one, which spares it a second batch."""
+    """The images, with those `chosen` [B] flipped; on the CPU one by one, which avoids a flipped copy of the whole batch."""
     if images.device.type != "cpu":
         return torch.where(chosen[:, None, None, None], images.flip(-1), images)
     parts = zip(images.split(1), chosen.tolist(), strict=True)  # [1, C, H, W] each
@@ -104,12 +104,13 @@ def mirror(images: Tensor, chosen: Tensor) -> Tensor:
 
 
 def centre_crop(images: Tensor, size: Size) -> Tensor:
+    """The centre of the images, [..., *size]."""
     top, left = (round((have - want) / 2) for have, want in zip(images.shape[-2:], size, strict=True))
     return images[..., top : top + size[0], left : left + size[1]]
 
 
 def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:
-    """Where `count` pixels sample the stretch [start, start + length], kept half a pixel inside it: [B, count]."""
+    """Coordinates at which `count` pixels sample [start, start + length], at least half a pixel inside it: [B, count]."""
     steps = (torch.arange(count, device=start.device) + 0.5) / count
     inside = torch.minimum((steps * length[:, None]).clamp_min(0.5), length[:, None] - 0.5)
     return start[:, None] + inside
@@ -117,20 +118,20 @@ def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _crops(shape: Size, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where in a flattened image the rows [tops, height] of every crop begin, and its columns [2 * lefts, width]: as they
-    are, then mirrored."""
+    """Offsets into a flattened image: of the rows of every crop [tops, height], and of its columns [2 * lefts, width], first
+    unflipped, then flipped."""
     rows, columns = (_windows(length, count).to(device) for length, count in zip(shape, size, strict=True))
     return rows * shape[1], torch.cat([columns, columns.flip(1)])
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """All places of `count` neighbours on a padded axis, as the places in 0..length-1 they mirror: [starts, count]."""
+    """Every window of `count` pixels on an axis padded by reflection, as indices into 0..length-1: [starts, count]."""
     starts = length + 2 * PADDING - count + 1
-    place = torch.arange(starts)[:, None] + torch.arange(count) - PADDING
-    return (length - 1) - ((length - 1) - place.abs()).abs()
+    index = torch.arange(starts)[:, None] + torch.arange(count) - PADDING
+    return (length - 1) - ((length - 1) - index.abs()).abs()
 
 
-def _coin(images: Tensor, generator: Generator) -> Tensor:
+def _flips(images: Tensor, generator: Generator) -> Tensor:
     return _integers(2, images, generator).bool()  # [B]
 
 
@@ -147,7 +148,7 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
 
 
 def augmentation(name: str) -> Augmentation | None:
-    """By its name; None stands for the centre of the image as it is."""
+    """The augmentation of this name; None for the centre crop alone."""
     if name not in AUGMENTATIONS:
         raise UserError(f"dataset.augment={name} is not one of {', '.join(AUGMENTATIONS)}.")
     return AUGMENTATIONS[name]

@@ -1,4 +1,4 @@
-"""Resident images: decoded once, in parallel, into a file that later starts only map into memory."""
+"""Resident images: decoded once, in parallel, into a file that later runs map into memory."""
 
 import hashlib
 import json
@@ -31,8 +31,8 @@ _CHUNK = 256  # images decoded ahead of the writer
 def load_images(
     files: dict[str, ImageFiles], feed: str, cache: str | None
 ) -> dict[str, tuple[Images | ImageFiles, list[int]]]:
-    """The images of every split, in memory (uint8 [N, 3, resize, resize], channels last, mapped) or left on disk, and which
-    of them are kept."""
+    """split -> its images, in memory (uint8 [N, 3, resize, resize], channels last, mapped) or left on disk, and the indices
+    of those that are kept."""
     size = _kept_size(files["train"])
     needed = sum(map(len, files.values())) * 3 * size * size
     if feed == "auto":
@@ -41,7 +41,7 @@ def load_images(
         if feed == "stream":
             notify(
                 f"The decoded images need {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free for them, "
-                "so they are streamed from disk (dataset.feed=resident insists)."
+                "so they are streamed from disk (dataset.feed=resident keeps them in memory anyway)."
             )
     if feed == "stream":
         return {split: (listed, list(range(len(listed)))) for split, listed in files.items()}
@@ -58,7 +58,7 @@ def decode(path: Path, size: int) -> np.ndarray:
 
 
 def _resident(files: ImageFiles, folder: Path) -> tuple[Images, list[int]]:
-    """Map the cache of exactly these files, making it first if there is none or it is not what was written."""
+    """Map the cache of exactly these files into memory; write it first if it is missing, outdated or damaged."""
     size = _kept_size(files)
     stats = [os.stat(files.root / path) for path in files.paths]
     identity = [_FORMAT, str(files.root.resolve()), size, files.paths]
@@ -79,8 +79,8 @@ def _resident(files: ImageFiles, folder: Path) -> tuple[Images, list[int]]:
                 "or leave them out with dataset.on_error=skip."
             )
         notify(f"{len(damaged)} of {len(files)} images cannot be read and are left out: {names}.")
-    lost = set(damaged)
-    kept = [i for i, name in enumerate(files.paths) if name not in lost]
+    unreadable = set(damaged)
+    kept = [i for i, name in enumerate(files.paths) if name not in unreadable]
     return Images(images, files.preprocessing, [files.paths[i] for i in kept]), kept
 
 
@@ -89,7 +89,7 @@ def _kept_size(files: ImageFiles) -> int:
 
 
 def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
-    """Pixels and damaged files from the cache; None unless every byte is as it was written, for these very files."""
+    """Pixels and damaged files from the cache; None if it is missing, fails its checksum or has another key."""
     try:
         content = np.memmap(path, dtype=np.uint8, mode="c")
     except (OSError, ValueError):  # not there, not readable, empty
@@ -106,7 +106,7 @@ def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
 
 
 def _write(path: Path, key: str, files: ImageFiles, size: int) -> None:
-    """Pixels, footer, tail; under a temporary name until it is whole, so that no reader ever meets half a file."""
+    """Write pixels, footer and tail atomically, so that no reader sees half a file."""
 
     def pixels(name: str) -> bytes | None:
         try:

@@ -11,7 +11,7 @@ CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]
 
 
 def list_chaoyang(root: str, train_json: str, test_json: str, annotators: list[str]) -> Manifest:
-    """The splits are whatever the two JSON files say."""
+    """The manifest of the two JSON files, one per split."""
     folder = existing_root(root)
     if train_json == "train.json" and not (folder / train_json).exists():
         train_json = "train_label.json"  # the other name it is distributed under
@@ -23,7 +23,7 @@ def list_chaoyang(root: str, train_json: str, test_json: str, annotators: list[s
 def chaoyang(
     name: str, root: str, train_json: str, test_json: str, annotators: list[str], **images: Unpack[ImageSettings]
 ) -> Dataset:
-    """The four-class task; a pathologist who is always right on the test split is pointed out."""
+    """The four-class task; notifies if a pathologist is right on the whole test split."""
     from l2d.data.images import image_dataset
 
     dataset = image_dataset(name, list_chaoyang(root, train_json, test_json, annotators), images)

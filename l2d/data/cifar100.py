@@ -1,4 +1,4 @@
-"""CIFAR-100 as distributed: pickled batches, read only after their checksum, or by an unpickler that runs nothing."""
+"""CIFAR-100 as distributed: pickled batches with known checksums, read by an unpickler that runs no code."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ BIOLOGICAL = (
     "aquatic_mammals", "fish", "insects", "large_carnivores", "large_omnivores_and_herbivores",
     "medium_mammals", "non-insect_invertebrates", "people", "reptiles", "small_mammals",
 )  # fmt: skip
-# What is read of each file.
+# The keys that are read from each file.
 KEYS = {
     "train": ("data", "fine_labels", "coarse_labels"),
     "test": ("data", "fine_labels"),
@@ -43,7 +43,7 @@ class Files:
 
 
 def list_cifar100(root: str, download: bool) -> Files:
-    """The files below root, fetched first if they may be."""
+    """The files below root; downloaded first if `download` is true."""
     if download:
         _download(root)
     folder = Path(root) / "cifar-100-python"
@@ -114,7 +114,7 @@ def _read(path: Path, md5: str | None, keys: tuple[str, ...]) -> dict[str, Any]:
     if md5 and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise UserError(
             f"{path} is not the file that CIFAR-100 distributes (its checksum differs); fetch it again, "
-            "or read it all the same, without running code from it, with dataset.verify=false."
+            "or skip this check with dataset.verify=false (no code in the file is run either way)."
         )
     try:
         loaded = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -137,7 +137,7 @@ def _text(value: Any) -> Any:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Admits numpy arrays and plain containers, and nothing that could run code."""
+    """Loads numpy arrays and plain containers only; nothing that could run code."""
 
     ALLOWED = {
         (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")

@@ -1,4 +1,4 @@
-"""What every dataset is, once it is loaded: two splits of inputs with labels. Importing this does not import torch."""
+"""The types that all datasets are made of: Split, Dataset, Batch, Source. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MISSING = -1  # the answer of an expert who did not answer
 
 
 class Batch(NamedTuple):
-    """What a split hands to the device, a step at a time."""
+    """The samples of one step, on the device."""
 
     inputs: Tensor  # [B, ...] float32
     labels: Tensor  # [B]
     answers: Tensor  # [B, J]; MISSING where nobody answered
-    samples: Tensor  # [B] which ones of the split these are
+    samples: Tensor  # [B] their indices in the split
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a stored image to what the model sees; all that is needed to do the same to a new one."""
+    """How a stored image becomes a model input; enough to do the same to a new image."""
 
     shape: tuple[int, ...]  # [C, H, W] of what the model sees; evaluation takes the centre of larger images
     mean: tuple[float, ...] = ()  # of pixels in [0, 1], per channel; empty: inputs are used as they are
@@ -44,7 +44,7 @@ class Feed(Protocol):
 
 
 class Source(Protocol):
-    """Where the inputs of a split come from: images in memory, files on disk, or whatever else can be fed."""
+    """Where the inputs of a split come from: images in memory, files on disk, or any class with these methods."""
 
     preprocessing: Preprocessing
 
@@ -57,12 +57,12 @@ class Source(Protocol):
 
 @dataclass
 class Split:
-    """Inputs, labels and answers of the same samples. A tensor of inputs [N, C, H, W] is taken as images in memory."""
+    """Inputs, labels and answers of the same samples. A tensor of inputs [N, C, H, W] becomes `Images`."""
 
     inputs: Source | Any
     labels: Tensor  # [N] int64
     answers: Tensor = None  # type: ignore[assignment]  # [N, J]; MISSING where nobody answered; J = 0 before experts join
-    redraw: Callable[[int], Tensor] | None = None  # epoch -> answers [N, J], where experts answer anew in every epoch
+    redraw: Callable[[int], Tensor] | None = None  # epoch -> answers [N, J], where they are drawn again in every epoch
 
     def __post_init__(self) -> None:
         if not hasattr(self.inputs, "feed"):
@@ -76,7 +76,7 @@ class Split:
         return len(self.labels)
 
     def take(self, rows: Tensor) -> Split:
-        """These samples alone."""
+        """A split of these rows [n] only."""
         redraw = self.redraw
         return Split(
             self.inputs.take(rows),
@@ -88,7 +88,7 @@ class Split:
 
 @dataclass
 class Dataset:
-    """Two splits, and what is known about their classes and about people who labelled them."""
+    """Two splits, their classes, and the recorded answers of their annotators."""
 
     name: str
     class_names: list[str]
@@ -108,7 +108,7 @@ class Dataset:
 
 
 class Identified(Protocol):
-    """A listing of data that can say which data it is."""
+    """A listing of data with a digest that identifies the data."""
 
     def digest(self) -> str: ...
 
@@ -129,7 +129,7 @@ def listed_by(lister: Callable[..., Identified]) -> Callable[[Function], Functio
 
 @dataclass(frozen=True)
 class Generated:
-    """The listing of data that follow from their settings alone: there is nothing else to identify."""
+    """The listing of generated data, which the settings identify completely."""
 
     def digest(self) -> str:
         return ""

@@ -36,7 +36,7 @@ class ImageFiles:
     root: Path
     paths: list[str]
     preprocessing: Preprocessing
-    workers: int | None = None  # processes that decode; None: as many as the machine has use for
+    workers: int | None = None  # processes that decode; None: one per processor, up to a maximum
     on_error: str = "error"  # or skip: leave a damaged image out, with a warning
 
     def __len__(self) -> int:
@@ -59,13 +59,13 @@ class ImageFiles:
 
 
 def open_image(path: Path) -> Image.Image:
-    """An RGB image, whatever mode (CMYK, grey, palette) or format hides behind the name; a sentence if it is damaged."""
+    """An RGB image from a file of any format and mode (CMYK, grey, palette); UserError if it is damaged."""
     with _opened(path) as image:
         return image.convert("RGB")
 
 
 def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tensor:
-    """`choose(height, width)` picks a box and the size to resample it to: RGB bytes [3, *size].
+    """RGB bytes [3, *size] of the box and at the size that `choose(height, width)` returns.
 
     A large JPEG is decoded at a half, a quarter or an eighth of its size where that is no smaller than what is asked for.
     """
@@ -73,13 +73,11 @@ def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tens
         width, height = image.size
         (top, left, h, w), size = choose(height, width)
         image.draft("RGB", (math.ceil(width * size[1] / w), math.ceil(height * size[0] / h)))
-        across, down = image.size[0] / width, image.size[1] / height  # 1, or what the draft made of it
+        across, down = image.size[0] / width, image.size[1] / height  # the scale that draft() chose: 1, 1/2, 1/4 or 1/8
         right, bottom = round((left + w) * across), round((top + h) * down)
         inside = image.crop((round(left * across), round(top * down), right, bottom))
         pixels = np.array(inside if inside.mode == "RGB" else inside.convert("RGB"))  # [h, w, 3]
-    box = torch.from_numpy(pixels)[None].permute(
-        0, 3, 1, 2
-    )  # in this order the kernel sees that the channels come last
+    box = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # [None] first, so that torch sees channels-last
     return F.interpolate(box, size, mode="bilinear", antialias=True)[0]
 
 

@@ -21,8 +21,8 @@ def list_folder(
 
     Classes are those found, sorted, unless `classes` lists them; then a label may also be a number, an index into it.
     """
-    place = existing_root(root) if manifest else existing_root(root, "train", "test")
-    rows = read_rows(place / str(manifest), COLUMNS) if manifest else _walk(place)
+    base = existing_root(root) if manifest else existing_root(root, "train", "test")
+    rows = read_rows(base / str(manifest), COLUMNS) if manifest else _walk(base)
     if annotators is None:
         annotators = list(dict.fromkeys(column for row in rows for column in row if column not in COLUMNS))
     absent = [a for a in annotators if not any(a in row for row in rows)]
@@ -33,7 +33,7 @@ def list_folder(
     found = sorted({_text(row["label"]) for row in rows} - {""}, key=lambda c: (int(c) if c.isdecimal() else -1, c))
     class_names = found if classes is None else [str(c) for c in classes]
     if len(set(class_names)) < len(class_names) or "" in class_names:
-        raise UserError(f"The classes {', '.join(class_names)} must have a name each, and different ones.")
+        raise UserError(f"The classes {', '.join(class_names)} must have names, and no name twice.")
 
     splits = {split: Listing(answers={a: [] for a in annotators}) for split in ("train", "test")}
     for row in rows:
@@ -55,7 +55,7 @@ def list_folder(
         group: [class_index(c, class_names, f"dataset.groups.{group}", indices=False) for c in chosen]
         for group, chosen in (groups or {}).items()
     }
-    return Manifest(place, class_names, splits, members)
+    return Manifest(base, class_names, splits, members)
 
 
 @listed_by(list_folder)
@@ -68,7 +68,7 @@ def folder(
     annotators: list[str] | None,
     **images: Unpack[ImageSettings],
 ) -> Dataset:
-    """The task of the classes found, with whoever answered as annotators."""
+    """The task of the classes found; the other columns of the manifest are its annotators."""
     from l2d.data.images import image_dataset
 
     return image_dataset(name, list_folder(root, manifest, classes, groups, annotators), images)

@@ -36,9 +36,9 @@ _DOGS = """
     n02112706 n02113023 n02113186 n02113624 n02113712 n02113799 n02113978 n02115641 n02115913 n02116738
 """
 DOGS = _DOGS.split()
-SETTLED = 2e9  # ns; a folder that changed less than this ago may change again without its time showing it
+SETTLED = 2e9  # ns; a folder that was modified more recently may be modified again without a new mtime
 
-# <split>/<wnid> -> which folder and when it last changed ('' if too lately), its images, their sizes
+# <split>/<wnid> -> inode and mtime of the folder ('' if modified too recently), its images, their sizes
 Index = dict[str, tuple[str, list[str], list[int]]]
 
 
@@ -60,10 +60,10 @@ class Listed:
 
 def list_imagenet(root: str, subset: Literal["dogs"] | None, cache: str | None) -> Listed:
     """All class folders, or those of dogs; from the cached index where a folder has not changed since."""
-    place = existing_root(root, "train", "val").resolve()
-    wnids = _classes(place, subset == "dogs")
+    base = existing_root(root, "train", "val").resolve()
+    wnids = _classes(base, subset == "dogs")
     folders = [f"{split}/{wnid}" for split in ("train", "val") for wnid in wnids]
-    return Listed(place, wnids, file_index(place, folders, cache_folder(cache)))
+    return Listed(base, wnids, file_index(base, folders, cache_folder(cache)))
 
 
 @listed_by(list_imagenet)
@@ -119,7 +119,7 @@ def _classes(root: Path, only_dogs: bool) -> list[str]:
             )
     wnids = sorted(found["train"] & set(DOGS) if only_dogs else found["train"])
     if not wnids:
-        raise UserError(f"dataset.subset=dogs: none of the class folders in {root / 'train'} is a dog's.")
+        raise UserError(f"dataset.subset=dogs: none of the class folders in {root / 'train'} is a dog class.")
     return wnids
 
 
@@ -134,7 +134,7 @@ def file_index(root: Path, folders: list[str], cache: Path) -> Index:
     stale = [folder for folder in folders if folder not in known or known[folder][0] != stamps[folder]]
     if stale:
         terminal = Console(stderr=True)
-        with ThreadPoolExecutor(16) as pool:  # a network disk answers many questions at once
+        with ThreadPoolExecutor(16) as pool:  # a network disk serves many requests in parallel
             listed = track(
                 pool.map(lambda folder: _images(root, folder), stale),
                 f"listing {len(stale)} folders, once",
@@ -172,11 +172,11 @@ def _images(root: Path, folder: str) -> tuple[list[str], list[int]]:
 
 def _refuse_outside(root: Path, path: Path) -> None:
     if not path.resolve().is_relative_to(root):
-        raise UserError(f"{path} leads out of {root}: refused; put the images themselves below dataset.root.")
+        raise UserError(f"{path} leads out of {root}; put the images themselves below dataset.root.")
 
 
 def _load(path: Path) -> Index:
-    """What was saved, or nothing where that is absent or damaged."""
+    """The saved index; empty where the file is missing or damaged."""
     try:
         checksum, content = path.read_bytes().split(b"\n", 1)
         return json.loads(content) if int(checksum) == zlib.crc32(content) else {}

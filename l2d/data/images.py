@@ -14,27 +14,27 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 
 
 def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dataset:
-    """The dataset of a checked manifest; images that `on_error: skip` leaves out take their labels and answers along."""
+    """The dataset of a checked manifest; images that `on_error: skip` leaves out lose their labels and answers too."""
     preprocessing = image_preprocessing(settings["size"], settings["resize"], settings["augment"])
     check_files(manifest.root, manifest.splits)
     files = {
         split: ImageFiles(manifest.root, listed.paths, preprocessing, settings["workers"], settings["on_error"])
         for split, listed in manifest.splits.items()
     }
-    made: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     annotators: dict[str, dict[str, np.ndarray]] = {}
     for split, (images, kept) in load_images(files, settings["feed"], settings["cache"]).items():
         if not kept:
             raise UserError(f"No image of the {split} split in {manifest.root} can be read; replace them.")
-        made[split] = Split(images, torch.tensor(manifest.splits[split].labels)[kept])
+        splits[split] = Split(images, torch.tensor(manifest.splits[split].labels)[kept])
         for annotator, answers in manifest.splits[split].answers.items():
             annotators.setdefault(annotator, {})[split] = np.asarray(answers)[kept]  # [N]
-    return Dataset(name, manifest.class_names, made["train"], made["test"], manifest.groups, annotators)
+    return Dataset(name, manifest.class_names, splits["train"], splits["test"], manifest.groups, annotators)
 
 
 def image_preprocessing(size: int, resize: int, augment: str) -> Preprocessing:
     """RGB images of size x size, normalised with ImageNet's statistics."""
-    augmentation(augment)  # refuses an unknown name before anything is decoded
+    augmentation(augment)  # rejects an unknown name before anything is decoded
     if size > resize:
         raise UserError(f"dataset.size={size} must be at most dataset.resize={resize}.")
     return Preprocessing((3, size, size), MEAN, STD, resize, augment)

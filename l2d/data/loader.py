@@ -1,4 +1,4 @@
-"""Batches of a split: which samples come in which step, and what was said about them."""
+"""Batches of a split: the inputs of each step with their labels and answers."""
 
 from collections.abc import Iterator
 

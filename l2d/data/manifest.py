@@ -1,4 +1,4 @@
-"""Lists of images with labels and annotators' answers, read with suspicion. Importing this does not import torch."""
+"""Lists of images with labels and annotators' answers, checked when they are read. Importing this does not import torch."""
 
 import csv
 import hashlib
@@ -21,7 +21,7 @@ class ImageSettings(TypedDict):
     """How image files are decoded and kept: settings that all datasets of image files share."""
 
     size: AtLeast1  # what the model sees
-    resize: AtLeast1  # what is kept: the shorter side resized to it, the centre of the longer
+    resize: AtLeast1  # what is kept: the shorter side is resized to it, then the centre is cropped
     augment: str
     feed: Literal["auto", "resident", "stream"]
     cache: str | None
@@ -40,7 +40,7 @@ class Listing:
 
 @dataclass
 class Manifest:
-    """A dataset of image files as it is listed: both splits, their classes, who labelled them."""
+    """A dataset of image files as it is listed: both splits with their classes and annotators."""
 
     root: Path
     class_names: list[str]
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def existing_root(root: str, *needed: str) -> Path:
-    """The dataset's folder, which must hold what is `needed`."""
+    """The dataset's folder; UserError unless it holds all of `needed`."""
     folder = Path(str(root))
     for path in (folder, *(folder / part for part in needed)):
         if not path.exists():
@@ -102,14 +102,13 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def class_index(value: Any, class_names: Sequence[str], where: str, indices: bool = True) -> int:
-    """A class by its name or, if `indices`, by its number; `where` names the entry in the refusal."""
+    """A class by its name or, if `indices`, by its number; `where` names the entry in the error."""
     text = str(value).strip()
     if text in class_names:
         return class_names.index(text)
     try:
-        number = (
-            float(text) if indices and not isinstance(value, bool) else -1.0
-        )  # a column with gaps is often written as 1.0
+        # float, because a column with gaps is often written as 1.0
+        number = float(text) if indices and not isinstance(value, bool) else -1.0
     except ValueError:
         number = -1.0
     if number.is_integer() and 0 <= number < len(class_names):
@@ -137,7 +136,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def check_files(root: Path, splits: dict[str, Listing]) -> None:
-    """Refuse a listing unless every image is there, once, below the root; point out images beside them that are not listed."""
+    """UserError unless every listed image exists below the root and is listed once; notify about images that are not listed."""
     inside, seen = root.resolve(), set()
     for split, listed in splits.items():
         if not listed.paths:
@@ -145,14 +144,16 @@ def check_files(root: Path, splits: dict[str, Listing]) -> None:
         for name in listed.paths:
             try:
                 path, present = Path(name), (root / name).is_file()
-                leaves = path.is_absolute() or ".." in path.parts or not (root / name).resolve().is_relative_to(inside)
+                outside = path.is_absolute() or ".." in path.parts or not (root / name).resolve().is_relative_to(inside)
             except (TypeError, ValueError, OSError, RuntimeError) as error:  # not a string, not a file name, a loop
                 raise UserError(f"The {split} split lists {name!r}, which is not the path of an image.") from error
-            if leaves:
-                raise UserError(f"The {split} split lists '{name}', which leads out of {root}: refused.")
+            if outside:
+                raise UserError(
+                    f"The {split} split lists '{name}', which leads out of {root}; list only images below it."
+                )
             if not present:
                 raise UserError(
-                    f"The {split} split lists '{name}', which is not in {root}; add the file or take the entry out."
+                    f"The {split} split lists '{name}', which is not in {root}; add the file or remove the entry."
                 )
             if os.path.normpath(name) in seen:
                 raise UserError(f"'{name}' is listed twice; every image may be in one split, once.")
@@ -170,7 +171,7 @@ def check_files(root: Path, splits: dict[str, Listing]) -> None:
 
 
 def file_sizes(root: Path, paths: Sequence[str]) -> list[int]:
-    """In bytes, of files that are listed as paths below the root."""
+    """The size of each file in bytes; UserError where one does not exist."""
     sizes = []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""MiceBone as distributed: five folds of images, and annotations.json with what every annotator said."""
+"""MiceBone as distributed: five folds of images, and annotations.json with every annotator's answers."""
 
 from collections import Counter
 from pathlib import PurePosixPath
@@ -47,7 +47,7 @@ def full_annotators(records: Any) -> dict[str, dict[str, int]]:
             (str(record["name"]), [(a["image_path"], a["class_label"]) for a in record["annotations"]])
             for record in records
         ]
-        images = {path + "" for _, answers in listed for path, _ in answers}  # a TypeError where it is no string
+        images = {path + "" for _, answers in listed for path, _ in answers}  # TypeError if it is not a string
     except (TypeError, KeyError) as error:
         raise UserError(
             "annotations.json must be a list of records with name and annotations, "

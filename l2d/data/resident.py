@@ -1,4 +1,4 @@
-"""Images in memory: the whole split lives on the device; a batch is an index, an augmentation and a normalisation there."""
+"""Images in memory: the whole split is on the device; a batch is indexed, augmented and normalised there."""
 
 import ctypes
 import hashlib
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2d.data.augment import augmentation, boxes_and_coins, centre_crop, random_resized_crop_flip, resample_bytes
+from l2d.data.augment import augmentation, centre_crop, random_boxes_and_flips, random_resized_crop_flip, resample_bytes
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
 from l2d.data.seeds import mix
@@ -27,7 +27,7 @@ class Images:
 
     pixels: Tensor
     preprocessing: Preprocessing = field(default=None)  # type: ignore[assignment]  # None: the model sees them as they are
-    names: Sequence[str] | None = None  # of the samples; None: they have none
+    names: Sequence[str] | None = None  # of the samples, where they have names
 
     def __post_init__(self) -> None:
         if self.preprocessing is None:
@@ -68,7 +68,7 @@ class ImageFeed:
             torch.tensor(v, device=self.place.device).view(1, -1, 1, 1)
             for v in (self.preprocessing.mean, self.preprocessing.std)
         )
-        row = (-1, -1, -1, self.size[1])  # a whole row in the images' own layout: long runs, which vectorise
+        row = (-1, -1, -1, self.size[1])  # whole rows in the layout of the images, because long runs vectorise
         self.scale = (1 / (255 * std)).expand(row).contiguous(memory_format=self.place.layout)  # [1, C, 1, W]
         self.shift = (-mean / std).expand(row).contiguous(memory_format=self.place.layout)
 
@@ -111,53 +111,53 @@ class ResidentFeed(ImageFeed):
         for step, index in enumerate(on_device[start:], start):
             if self.augment is random_resized_crop_flip and self.in_bytes and self.place.device.type == "cpu":
                 yield self._one_by_one(index, epoch, step), index
-            elif self.in_bytes and not self.train:  # in order: a view, which the conversion to floats copies
+            elif self.in_bytes and not self.train:  # consecutive samples: a view, copied by the conversion to float
                 first = ranks.rank + step * len(order[0]) * ranks.count
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
             else:
                 yield self.prepare(gather(self.images, index), epoch, step), index
 
     def _one_by_one(self, index: Tensor, epoch: int, step: int) -> Tensor:
-        """As `prepare` does it, but from pixels to floats image by image in threads: large images stay in the caches."""
-        drawn = boxes_and_coins(self.images, len(index), self.seeded(epoch, step))
+        """Like `prepare`, but one image at a time in threads, so that large images stay in the CPU caches."""
+        draws = random_boxes_and_flips(self.images, len(index), self.seeded(epoch, step))
         floats = empty_floats((len(index), self.images.shape[1], *self.size), self.place.layout)
-        jobs = list(zip(floats.numpy(), index.tolist(), *(drew.tolist() for drew in drawn), strict=True))
+        jobs = list(zip(floats.numpy(), index.tolist(), *(draw.tolist() for draw in draws), strict=True))
         assert self.scale is not None  # bytes always have one
         scale, shift = self.scale[0].numpy(), self.shift[0].numpy()  # [C, 1, W]
 
-        def work(part: Sequence[tuple[np.ndarray, int, Box, bool]]) -> None:
+        def fill(part: Sequence[tuple[np.ndarray, int, Box, bool]]) -> None:
             for out, i, box, mirrored in part:
                 pixels = resample_bytes(self.images[i : i + 1], box, mirrored, self.size)  # [C, *size]
-                np.add(np.multiply(pixels.numpy(), scale, out=out), shift, out=out)  # numpy stays in this thread
+                np.add(np.multiply(pixels.numpy(), scale, out=out), shift, out=out)
 
         pool, threads = thread_pool()
-        deque(pool.map(work, (jobs[k::threads] for k in range(threads))), maxlen=0)
+        deque(pool.map(fill, (jobs[k::threads] for k in range(threads))), maxlen=0)
         return floats
 
 
 @cache
 def thread_pool() -> tuple[ThreadPoolExecutor, int]:
-    """One pool for all feeds, with as many threads as torch computes with."""
+    """One pool for all feeds, and its number of threads, which is torch's."""
     threads = torch.get_num_threads()
     return ThreadPoolExecutor(threads), threads
 
 
 def gather(images: Tensor, index: Tensor) -> Tensor:
-    """The images at `index` [B] in the layout they are kept in, which index_select alone would not keep."""
+    """The images at `index` [B] in their memory layout, which index_select alone would not keep."""
     if not images.is_contiguous(memory_format=torch.channels_last):
         return images.index_select(0, index)
     return images.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
 
 
 def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """float32 in this layout."""
+    """The images as float32 in this layout."""
     if images.device.type != "cpu" or images.dtype == torch.float32:
         return images.to(torch.float32, memory_format=memory_format)
     return empty_floats(images.shape, memory_format).copy_(images)
 
 
 def empty_floats(shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
-    """float32 on the CPU, in memory from numpy, which asks for huge pages: half the time for large images."""
+    """An uninitialised float32 CPU tensor in memory from numpy, which uses huge pages: half the time for large images."""
     batch, channels, height, width = shape
     if memory_format == torch.channels_last:
         return torch.from_numpy(np.empty((batch, height, width, channels), dtype=np.float32)).permute(0, 3, 1, 2)
@@ -165,8 +165,8 @@ def empty_floats(shape: Sequence[int], memory_format: torch.memory_format) -> Te
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to return large blocks to the system: fresh pages for every batch cost a quarter of its time."""
-    mmap_max, trim_threshold, never = -4, -1, -1  # of malloc.h
+    """Make glibc keep freed blocks: page faults on fresh memory would take a quarter of the time of a batch."""
+    mmap_max, trim_threshold, never = -4, -1, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD and no trimming
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_max, 0)

@@ -21,18 +21,18 @@ from l2d.place import Place
 MAX_DEFAULT_WORKERS = 16
 
 Job = tuple[int, np.ndarray]  # epoch, samples [B]
-Decoded = tuple[Tensor, Tensor, dict[str, str]]  # bytes [B, H, W, 3], the samples they are, path -> what is wrong
+Decoded = tuple[Tensor, Tensor, dict[str, str]]  # bytes [B, H, W, 3], indices of the samples [B], path -> problem
 
 
 class StreamFeed(ImageFeed):
-    """Batches of images that stay on disk, the same whatever the number of workers."""
+    """Batches of images that stay on disk; they do not depend on the number of workers."""
 
     def __init__(self, files: ImageFiles, place: Place, seed: int, train: bool):
         super().__init__(files.preprocessing, place, seed, train)
         self.normalise_bytes()
         boxes = self.augment is random_resized_crop_flip
         if boxes:
-            self.augment = flip  # the workers cut the boxes
+            self.augment = flip  # the workers crop the boxes
         self.decoder = Decoder(files, self.size, self.seed, boxes, margin=self.augment not in (None, flip))
         self.files, self.reported = files, set[str]()
         self.jobs: list[Job] = []  # of the epoch; the loader's sampler
@@ -44,14 +44,14 @@ class StreamFeed(ImageFeed):
         if self.loader is None:
             self.loader = self._start_workers(len(order))
         self.jobs[:] = [(epoch, index.numpy()) for index in order[start:]]
-        waiting = None
+        pending = None  # the batch whose copy to the device was started last
         for step, decoded in enumerate(self.loader, start):
-            coming = (*self._send(*decoded), epoch, step)
-            if waiting:
-                yield self._receive(*waiting)
-            waiting = coming if len(coming[0]) else None
-        if waiting:
-            yield self._receive(*waiting)
+            copying = (*self._start_copy(*decoded), epoch, step)
+            if pending:
+                yield self._finish_copy(*pending)
+            pending = copying if len(copying[0]) else None
+        if pending:
+            yield self._finish_copy(*pending)
 
     def _start_workers(self, steps: int) -> "DataLoader[Decoded]":
         workers = min(steps, default_workers() if self.files.workers is None else self.files.workers)
@@ -65,8 +65,8 @@ class StreamFeed(ImageFeed):
             generator=torch.Generator(),  # otherwise DataLoader would consume the global RNG
         )
 
-    def _send(self, images: Tensor, index: Tensor, damaged: dict[str, str]) -> tuple[Tensor, Tensor]:
-        """Start the copy to the device, beside the computation; speak of damaged files first."""
+    def _start_copy(self, images: Tensor, index: Tensor, damaged: dict[str, str]) -> tuple[Tensor, Tensor]:
+        """Report damaged files, then start the copy to the device, which runs during the computation."""
         for path, problem in damaged.items():
             if self.files.on_error == "error":
                 raise UserError(f"{problem.removesuffix('.')}, or leave such files out with dataset.on_error=skip.")
@@ -76,7 +76,7 @@ class StreamFeed(ImageFeed):
         with torch.cuda.stream(self.copies):  # None: the current stream
             return images.to(self.place.device, non_blocking=True), index.to(self.place.device, non_blocking=True)
 
-    def _receive(self, images: Tensor, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+    def _finish_copy(self, images: Tensor, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         if self.copies:
             computation = torch.cuda.current_stream(self.place.device)
             computation.wait_stream(self.copies)
@@ -86,10 +86,10 @@ class StreamFeed(ImageFeed):
 
 
 class Decoder(TorchDataset[Decoded]):
-    """What a worker does with a job: read every file of a batch into one array of bytes.
+    """Runs in a worker: a job is a batch, whose files are read into one tensor of bytes.
 
-    `boxes`: random ones, that of sample i following from (seed, epoch, i); else the centre, and with `margin` all of the
-    square that the shorter side is resized to, for an augmentation that crops from it.
+    With `boxes`, sample i is cropped at random by (seed, epoch, i); otherwise at the centre. With `margin` the whole square
+    that the shorter side is resized to is kept, for an augmentation that crops from it.
     """
 
     def __init__(self, files: ImageFiles, size: Size, seed: int, boxes: bool, margin: bool):
@@ -107,10 +107,9 @@ class Decoder(TorchDataset[Decoded]):
         for i in index.tolist():
             path = self.root / os.fsdecode(self.paths[i])
             try:
-                image = read_box(path, partial(self._random if self.boxes else self._whole, epoch, i))
-            except (
-                UserError
-            ) as error:  # returned as a value: an exception from a worker arrives wrapped in its traceback
+                image = read_box(path, partial(self._random_box if self.boxes else self._whole_image, epoch, i))
+            except UserError as error:
+                # returned as a value, because an exception from a worker arrives wrapped in its traceback
                 damaged[str(path)] = str(error)
                 if self.stop:
                     break
@@ -119,15 +118,15 @@ class Decoder(TorchDataset[Decoded]):
             kept.append(i)
         return images[: len(kept)], torch.tensor(kept, dtype=torch.int64), damaged
 
-    def _random(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
+    def _random_box(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
         return random_box(height, width, mix(self.seed, epoch, i, 1)), self.size
 
-    def _whole(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
+    def _whole_image(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
         shorter = min(height, width)
         return (0, 0, height, width), (int(self.resize * height / shorter), int(self.resize * width / shorter))
 
 
 def default_workers() -> int:
-    """As many as there are processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    """The number of processors that this process may use, at most MAX_DEFAULT_WORKERS."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MAX_DEFAULT_WORKERS)

@@ -1,4 +1,4 @@
-"""The embedded dataset: a Gaussian mixture over small RGB images, so that everything about it is known exactly."""
+"""The embedded dataset: a Gaussian mixture over small RGB images, whose posterior is known exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def synthetic(
 
     A number is drawn as a square of pixel x pixel equal pixels, so the image holds exactly the mixture's sample z and
     the posterior is eta_k(x) = softmax_k(-||z - mu_k||^2 / 2). The first `group_size` classes form the group
-    'specialty'. Everything follows from `seed`, whatever the run's own seed is.
+    'specialty'. Everything depends on `seed` alone, not on the run's own seed.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A panel: the experts' predictions on every split, whichever way they came about."""
+"""A panel: the predictions of the experts on every split, simulated or recorded."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from l2d.data.dataset import MISSING, Dataset
 from l2d.errors import UserError
 from l2d.experts.simulator import confusion_matrix, simulate, table_dtype, uniform_confusion
 
-Ids = list[str | int] | str | int  # of annotators
+Ids = list[str | int] | str | int  # names of annotators; YAML reads some as numbers
 _STREAMS = {"test": 0, "train": 1}  # training epoch e (resample=per_epoch) uses stream 1 + e
 
 
@@ -34,7 +34,7 @@ class ExpertPanel:
 
     @property
     def redraws(self) -> bool:
-        """Whether the training split is answered anew in every epoch."""
+        """Whether the answers to the training split are drawn again in every epoch."""
         return self.resample == "per_epoch"
 
     def answers(self, split: str, labels: Tensor, epoch: int = 0) -> Tensor:
@@ -48,7 +48,7 @@ class ExpertPanel:
 
 
 def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: str, seed: int) -> ExpertPanel:
-    """What an `experts=` target returned, as a panel: an accuracy matrix [J, K] is simulated, a panel stays itself."""
+    """The panel of what an `experts=` target returned: an accuracy matrix [J, K], which is simulated, or a panel."""
     if isinstance(experts, ExpertPanel):
         _check_recorded(experts, dataset)
         return experts
@@ -67,7 +67,7 @@ def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: 
 
 
 def _check_recorded(panel: ExpertPanel, dataset: Dataset) -> None:
-    """Refuse recorded answers that do not fit the dataset's samples and classes."""
+    """UserError where recorded answers do not fit the dataset's samples and classes."""
     for split, table in panel.recorded.items():
         wanted = (len(getattr(dataset, split)), panel.num - (0 if panel.confusion is None else len(panel.confusion)))
         if table.shape != wanted or not ((table >= MISSING) & (table < dataset.num_classes)).all():
@@ -79,7 +79,7 @@ def _check_recorded(panel: ExpertPanel, dataset: Dataset) -> None:
 
 def human(dataset: Dataset, num: int | None, annotators: Ids | None = None) -> ExpertPanel:
     """The dataset's own annotators: the first `num` of them (all if null), or those that `annotators` names."""
-    names = _chosen(dataset, annotators)
+    names = _annotator_names(dataset, annotators)
     num = len(names) if num is None else num
     if annotators is not None and num != len(names):
         raise UserError(
@@ -97,14 +97,14 @@ def human(dataset: Dataset, num: int | None, annotators: Ids | None = None) -> E
 def mixed(
     dataset: Dataset, num: int | None, annotators: Ids | None, extra: str, resample: str, seed: int
 ) -> ExpertPanel:
-    """Annotators first, then simulated experts up to `num`, made in turn after the first annotator, the second, ...
+    """Annotators first, then simulated experts up to `num`, each modelled on one annotator, in turn.
 
-    An extra answers independently with its model's confusion matrix on the training split (`extra: confusion`), or with
-    that annotator's overall accuracy there and wrong answers spread evenly (`extra: accuracy`).
+    A simulated expert answers independently, with its annotator's confusion matrix on the training split
+    (`extra: confusion`), or with its overall accuracy there and uniform wrong answers (`extra: accuracy`).
     """
     if extra not in ("confusion", "accuracy"):
         raise UserError(f"experts.extra={extra} must be confusion or accuracy.")
-    names = _chosen(dataset, annotators)
+    names = _annotator_names(dataset, annotators)
     if num is None or num <= len(names):
         return human(dataset, num, annotators)
     models, extras = {}, [names[i % len(names)] for i in range(num - len(names))]
@@ -113,7 +113,9 @@ def mixed(
         answers = dataset.annotators[name]["train"]
         given = answers != MISSING
         if not given.any():
-            raise UserError(f"Annotator {name} has no answer in the training split, so no expert can be made after it.")
+            raise UserError(
+                f"Annotator {name} has no answer in the training split, so no expert can be modelled on it."
+            )
         models[name] = (
             confusion_matrix(answers, labels, num_classes)
             if extra == "confusion"
@@ -136,7 +138,7 @@ def _recorded(dataset: Dataset, names: list[str]) -> dict[str, np.ndarray]:
     }
 
 
-def _chosen(dataset: Dataset, annotators: Ids | None) -> list[str]:
+def _annotator_names(dataset: Dataset, annotators: Ids | None) -> list[str]:
     have = list(dataset.annotators)
     if not have:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Synthetic expert patterns: who knows what, as an accuracy matrix A [J, K].
+"""Synthetic expert patterns: the accuracy of every expert on every class, as a matrix A [J, K].
 
 Expert j is right on class k with probability A[j, k]: `in_domain` on the classes it specialises in, `in_group` on the
 rest of its group, and at random (1/K) everywhere else.
@@ -59,11 +59,11 @@ def overlapped_domains(group: Sequence[int], num: int, overlap: int) -> list[lis
     """A chain of windows over the ordered group: lengths differ by at most one, the longer ones first."""
     if num == 1:
         return [list(group)]
-    most = len(group) - overlap
-    if num > most:
+    max_experts = len(group) - overlap
+    if num > max_experts:
         raise UserError(
             f"No chain of {num} windows that share {overlap} classes covers a group of {len(group)}; "
-            f"at most {max(most, 1)} experts fit (experts.num), or choose a smaller experts.overlap."
+            f"at most {max(max_experts, 1)} experts fit (experts.num), or choose a smaller experts.overlap."
         )
     length, longer = divmod(len(group) + (num - 1) * overlap, num)
     domains, start = [], 0

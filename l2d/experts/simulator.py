@@ -1,4 +1,4 @@
-"""The one simulator: how often each expert gives which answer, and the labels, in; a table of predictions out."""
+"""Simulates experts: draws a table of predictions [N, J] from accuracies or confusion matrices and the labels."""
 
 import numpy as np
 
@@ -46,16 +46,16 @@ def _by_confusion(confusion: np.ndarray, y: np.ndarray, u: np.ndarray) -> np.nda
 
 
 def confusion_matrix(answers: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """C [K, K]: how often the annotator answered a to an image of class y, among those answered.
+    """C [K, K]: the frequency of answer a to images of class y, among those that the annotator answered.
 
     A class without any answer gets the annotator's overall accuracy.
     """
     given = answers != MISSING  # [N]
     counts = np.zeros((num_classes, num_classes))
     np.add.at(counts, (labels[given], answers[given]), 1)
-    seen = counts.sum(axis=1, keepdims=True)  # [K, 1]
+    answered = counts.sum(axis=1, keepdims=True)  # [K, 1]
     accuracy = float(np.mean(answers[given] == labels[given]))
-    return np.where(seen > 0, counts / np.maximum(seen, 1), uniform_confusion(accuracy, num_classes))
+    return np.where(answered > 0, counts / np.maximum(answered, 1), uniform_confusion(accuracy, num_classes))
 
 
 def uniform_confusion(accuracy: float, num_classes: int) -> np.ndarray:

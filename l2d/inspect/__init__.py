@@ -1,4 +1,4 @@
-"""l2d data: what training would find, said before it starts. torch is imported only once a dataset is read."""
+"""l2d data: checks the data and experts of a configuration before training. torch is imported only once a dataset is read."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The report of l2d-data check: everything that can be known about a configuration without training it."""
+"""The report of `l2d data check` on the data and experts of a configuration."""
 
 import os
 from collections import Counter
@@ -39,14 +39,14 @@ PUBLISHED = {
 
 
 def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
-    """Print the report and draw the sheet; whatever would stop the training is raised at the end, as one UserError."""
+    """Print the report and draw the sheet; all that would stop a training is raised at the end, as one UserError."""
     check(cfg)
     out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = 120
     place = Place.choose(cfg.trainer.device, cfg.trainer.precision, Ranks.alone())
     problems: list[str] = []
-    dataset, refusal = _load(cfg)
+    dataset, load_error = _load(cfg)
 
     sizes = f"{len(dataset.train):,} training and {len(dataset.test):,} test images"
     out.print(f"{dataset.name}: {dataset.num_classes} classes, {sizes}", style="bold")
@@ -58,20 +58,20 @@ def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
             f"{sum(damaged)} damaged image file(s), named above; replace or remove them, "
             "or leave them out with dataset.on_error=skip."
         )
-    elif refusal:
-        problems.append(refusal)
+    elif load_error:
+        problems.append(load_error)
     published = PUBLISHED if str(cfg.dataset.get("_target_")).endswith(".micebone") else {}
     if dataset.annotators:
         _accuracies(out, "annotator", dataset.annotators, dataset, published)
 
-    task = _attempt(problems, lambda: make_task(cfg, dataset))
+    task = _try(problems, lambda: make_task(cfg, dataset))
     experts: Answers = {}
     if task:
         tables = {s: task.panel.answers(s, getattr(dataset, s).labels).numpy() for s in SPLITS}  # [N, J] each
         experts = {name: {s: t[:, j] for s, t in tables.items()} for j, name in enumerate(task.expert_names)}
         _accuracies(out, "expert", experts, dataset, published)
-        system = _attempt(problems, lambda: _rehearse(cfg, task))
-        if not refusal:
+        system = _try(problems, lambda: _build_system(cfg, task))
+        if not load_error:
             _memory(out, dataset, place, sum(table.nbytes for table in tables.values()), system)
 
     answers = {name: by_split["train"] for name, by_split in {**experts, **dataset.annotators}.items()}
@@ -82,11 +82,11 @@ def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
         out.print(f"\nContact sheet: {sheet}", soft_wrap=True)
     if problems:
         raise UserError(" ".join(problems))
-    out.print("Nothing here stops a training.", style="green")
+    out.print("No problem found: training can start.", style="green")
 
 
 def _load(cfg: DictConfig) -> tuple[Dataset, str | None]:
-    """The dataset. Where it is refused, its files if they can be listed, to name all that are damaged."""
+    """The dataset and None; if it fails to load, the listed files, to name all that are damaged, and the error."""
     try:
         return load_dataset(cfg), None
     except UserError as error:
@@ -97,8 +97,8 @@ def _load(cfg: DictConfig) -> tuple[Dataset, str | None]:
         return load_dataset(streamed), str(error)
 
 
-def _rehearse(cfg: DictConfig, task: Task) -> System:
-    """Build what else a training builds, for its refusals; the system is what remains."""
+def _build_system(cfg: DictConfig, task: Task) -> System:
+    """Build everything else that a training builds, so that its errors appear here; return the system."""
     system = load_system(cfg, task)
     build(cfg, "logger", Tracker)
     check_evaluation(cfg)
@@ -109,7 +109,7 @@ def _rehearse(cfg: DictConfig, task: Task) -> System:
     return system
 
 
-def _attempt(problems: list[str], make: Callable[[], Any]) -> Any:
+def _try(problems: list[str], make: Callable[[], Any]) -> Any:
     try:
         return make()
     except UserError as error:
@@ -117,7 +117,7 @@ def _attempt(problems: list[str], make: Callable[[], Any]) -> Any:
 
 
 def _classes(out: Console, dataset: Dataset) -> None:
-    """Images per class: each one where they are few; where they are many, the range and the classes at its ends."""
+    """Images per class: a row per class if there are few; otherwise the range, and the classes at its ends."""
     counts = {s: np.bincount(_labels(dataset, s), minlength=dataset.num_classes) for s in SPLITS}  # [K]
     if dataset.num_classes <= FULL_TABLE:
         _table(out, ["class", *SPLITS], zip(dataset.class_names, counts["train"], counts["test"], strict=True))
@@ -125,7 +125,7 @@ def _classes(out: Console, dataset: Dataset) -> None:
     rows = []
     for split, n in counts.items():
         ends = (
-            [f"{end} ({_some(dataset, n == end)})" for end in (n.min(), n.max())]
+            [f"{end} ({_named(dataset, n == end)})" for end in (n.min(), n.max())]
             if n.min() < n.max()
             else ["all equal"]
         )
@@ -133,7 +133,7 @@ def _classes(out: Console, dataset: Dataset) -> None:
     _table(out, ["images per class", "min", "median", "max", "extremes"], rows)
 
 
-def _some(dataset: Dataset, chosen: np.ndarray) -> str:
+def _named(dataset: Dataset, chosen: np.ndarray) -> str:
     names = [dataset.class_names[k] for k in np.flatnonzero(chosen)]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -169,22 +169,22 @@ def _images(out: Console, dataset: Dataset, split: str, decode: int | None) -> t
 def _open_all(out: Console, split: str, images: ImageFiles, chosen: np.ndarray) -> Iterable[tuple[int, int] | str]:
     """The size of each image, or what is wrong with it."""
 
-    def look(i: int) -> tuple[int, int] | str:
+    def size_or_problem(i: int) -> tuple[int, int] | str:
         try:
             return open_image(images.root / images.paths[i]).size
         except UserError as error:
             return str(error)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        chunks = [chosen[start : start + 256] for start in range(0, len(chosen), 256)]  # bounds the waiting line
+        chunks = [chosen[start : start + 256] for start in range(0, len(chosen), 256)]  # bounds the queue
         for chunk in track(chunks, f"opening {split} files", console=out, transient=True, disable=not out.is_terminal):
-            yield from pool.map(look, chunk)
+            yield from pool.map(size_or_problem, chunk)
 
 
 def _accuracies(
     out: Console, kind: str, answers: Answers, dataset: Dataset, published: dict[str, tuple[float, float]]
 ) -> None:
-    """Accuracy on both splits of the answers that were given, and the share that was not."""
+    """Accuracy of the answers that were given, and the percentage of missing ones, on both splits."""
     labels = {split: _labels(dataset, split) for split in SPLITS}
     missing = any((by_split[s] == MISSING).any() for by_split in answers.values() for s in SPLITS)
     shown = [name for name in answers if name in published]
@@ -199,7 +199,7 @@ def _accuracies(
     columns += ["train missing", "test missing"] if missing else []
     columns += ["Table 3 train", "Table 3 test"] if shown else []
     _table(out, columns, rows)
-    if missing and (kind == "annotator" or not dataset.annotators):  # say it once
+    if missing and (kind == "annotator" or not dataset.annotators):  # print it once
         out.print(
             "Accuracy is that of the answers given. A missing answer is left out of the training, and no test image is "
             "deferred to an expert who gave none, because that could not be scored."

@@ -1,4 +1,4 @@
-"""The contact sheet: images over all classes, with the label above and everybody's answers beneath."""
+"""The contact sheet: images over all classes, with the label above and the answers below."""
 
 import warnings
 from itertools import zip_longest
@@ -13,7 +13,7 @@ from l2d.atomic import atomic_write
 from l2d.data import MISSING, ImageFiles, Images, Split
 from l2d.data.files import open_image
 
-TILES, COLUMNS, MOST_ANSWERS = 24, 6, 8
+TILES, COLUMNS, MAX_ANSWERS = 24, 6, 8
 WIDTH, HEIGHT, LINE, GAP, HEAD = 1.9, 1.9, 0.15, 0.22, 0.55  # inches
 RIGHT, WRONG, NONE = ("✓", "#1a7f37"), ("✗", "#c0261c"), ("○", "#777777")
 
@@ -21,7 +21,7 @@ RIGHT, WRONG, NONE = ("✓", "#1a7f37"), ("✗", "#c0261c"), ("○", "#777777")
 def draw_sheet(
     path: Path, title: str, split: Split, class_names: list[str], answers: dict[str, np.ndarray], chosen: list[int]
 ) -> None:
-    """Write the PNG: `answers` are [N] per person, `chosen` the indices of the images to show."""
+    """Write the PNG: `answers` are [N] per annotator or expert, `chosen` the indices of the images to show."""
     lines = [_lines(i, split, class_names, answers) for i in chosen]
     tile = HEIGHT + LINE * (max(map(len, lines)) + 1) + GAP
     columns = min(COLUMNS, len(chosen))
@@ -71,12 +71,12 @@ def spread(labels: np.ndarray, usable: np.ndarray, seed: int) -> list[int]:
 
 
 def _lines(i: int, split: Split, class_names: list[str], answers: dict[str, np.ndarray]) -> list[tuple[str, str]]:
-    """Beneath image i: which one it is, then an answer a line; a count of those for whom there is no room."""
+    """(text, colour) of the lines below image i: its name, then one answer a line, then a count of those not shown."""
     names = split.inputs.ids()
     source = f"image {i}" if names is None else names[i]
     lines = [(source if len(source) <= 30 else f"…{source[-29:]}", NONE[1])]
     given = {name: int(table[i]) for name, table in answers.items()}
-    shown = len(given) if len(given) <= MOST_ANSWERS else MOST_ANSWERS - 1
+    shown = len(given) if len(given) <= MAX_ANSWERS else MAX_ANSWERS - 1
     for name, answer in list(given.items())[:shown]:
         symbol, color = NONE if answer == MISSING else RIGHT if answer == split.labels[i] else WRONG
         text = "no answer" if answer == MISSING else class_names[answer]
@@ -89,7 +89,7 @@ def _lines(i: int, split: Split, class_names: list[str], answers: dict[str, np.n
 
 
 def _pixels(split: Split, chosen: list[int]) -> list[np.ndarray]:
-    """The images as bytes [H, W, 3] or [H, W]; numbers that are not bytes are stretched over the chosen images' range."""
+    """The images as bytes [H, W, 3] or [H, W]; floats are rescaled to the range of the chosen images."""
     if isinstance(split.inputs, ImageFiles):
         images = [open_image(split.inputs.root / split.inputs.paths[i]) for i in chosen]
         for image in images:
@@ -103,5 +103,5 @@ def _pixels(split: Split, chosen: list[int]) -> list[np.ndarray]:
     return [p[:3].transpose(1, 2, 0) if len(p) >= 3 else p[0] for p in pixels]
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

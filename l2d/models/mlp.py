@@ -22,7 +22,7 @@ class MLP(nn.Sequential):
         layers: Annotated[int, Ge(0)],
     ):
         weights = hidden * (prod(image_shape) + max(layers - 1, 0) * hidden + num_outputs)
-        needed = 3 * 4 * weights + 4096 * layers  # weights, gradients and momentum; a layer's own objects
+        needed = 3 * 4 * weights + 4096 * layers  # weights, gradients and momentum; Python objects of a layer
         if needed > available_memory():
             raise UserError(
                 f"An MLP of this size needs {needed / 1e9:.3g} GB to train and {available_memory() / 1e9:.3g} GB are free; "

@@ -1,4 +1,4 @@
-"""The way into timm's registry of backbones."""
+"""Backbones from timm's registry."""
 
 import difflib
 from typing import Any
@@ -10,7 +10,7 @@ from l2d.errors import UserError
 
 def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretrained: bool, **kwargs: Any) -> nn.Module:
     """Any timm model by name, with K+J outputs; further keys of the YAML go to timm as they are."""
-    import timm  # takes seconds, and a run with a backbone of its own has no use for it
+    import timm  # takes seconds to import, and not every backbone needs it
 
     import l2d.models.wide_resnet  # noqa: F401  registers wrn28 with timm
 
@@ -18,7 +18,7 @@ def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretra
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise UserError(
             f"timm has no model '{name}'; "
-            + (f"close to it: {', '.join(close)}." if close else "see timm.list_models().")
+            + (f"similar names: {', '.join(close)}." if close else "see timm.list_models().")
         )
     try:
         return timm.create_model(
@@ -31,5 +31,5 @@ def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretra
             raise
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"The pretrained weights of {name} cannot be had ({reason}); backbone.pretrained=false does without."
+            f"The pretrained weights of {name} cannot be loaded ({reason}); backbone.pretrained=false starts from random ones."
         ) from error

@@ -8,7 +8,7 @@ import torch
 
 
 def available_memory() -> int:
-    """Bytes free in RAM, or on the GPU where that has fewer; no limit where the system does not tell."""
+    """Bytes free in RAM, or on the GPU where that has fewer; sys.maxsize where it is unknown."""
     ram = sys.maxsize
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

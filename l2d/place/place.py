@@ -17,7 +17,7 @@ PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 
 @dataclass(frozen=True)
 class Place:
-    """Everything that computes is told this one thing."""
+    """Device, precision, memory layout and ranks, for everything that computes."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "float32"
@@ -35,7 +35,7 @@ class Place:
 
     @classmethod
     def choose(cls, name: str, precision: str, ranks: Ranks) -> "Place":
-        """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32; processes side by side get one GPU each."""
+        """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32; processes on one machine get one GPU each."""
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda" and torch.cuda.is_available():
@@ -48,7 +48,7 @@ class Place:
             raise UserError(f"trainer.device={name} is not a device; use auto, cpu, cuda, cuda:N or mps.") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(
-                f"trainer.device={name}: this machine shows {torch.cuda.device_count()} CUDA devices; use trainer.device=auto or cpu."
+                f"trainer.device={name}: this machine has {torch.cuda.device_count()} CUDA devices; use trainer.device=auto or cpu."
             )
         if device.type == "mps" and not torch.backends.mps.is_available():
             raise UserError(f"trainer.device={name}: this machine has no Apple GPU; use trainer.device=auto or cpu.")
@@ -72,16 +72,16 @@ class Place:
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.device.type, dtype=dtype)
 
     def reset_peak_memory(self) -> None:
-        """A run's peak is its own, also after a larger one in the same process."""
+        """Start measuring the peak again, because a process may run several cells of a sweep."""
         if self.device.type == "cuda":
-            if torch.cuda.is_initialized():  # before that torch refuses, and there is no peak yet
+            if torch.cuda.is_initialized():  # before that torch raises, and there is no peak yet
                 torch.cuda.reset_peak_memory_stats(self.device)
         else:
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
 
     def peak_memory_mb(self) -> float | None:
-        """Of the GPU if the run is on one, else of the process (Linux only); None where it is unknown."""
+        """The peak of the GPU if the run is on one, else of the process (Linux only); None where it is unknown."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**20
         # ru_maxrss is inherited across fork, so read VmHWM

@@ -57,11 +57,12 @@ class Ranks:
         return self.rank == 0
 
     def start(self, device: torch.device) -> None:
+        """Connect the ranks."""
         if self.count == 1:
             return
         if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
             raise UserError(
-                "MASTER_ADDR and MASTER_PORT must say where process 0 is; torchrun sets them, under Slurm set them yourself."
+                "MASTER_ADDR and MASTER_PORT must give the address of process 0; torchrun sets them, under Slurm set them yourself."
             )
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -78,23 +79,23 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the group. A failure here is stored for the other ranks; a lost connection is reported with their reason."""
+        """Leave the process group. A failure here is stored for the other ranks; a lost connection is reported with theirs."""
         if self.count == 1:
             return
-        lost = isinstance(error, RuntimeError) and _is_of_the_connection(error)
-        reason = "another process of this run ended without a word (killed, or its machine or network lost)"
+        disconnected = isinstance(error, RuntimeError) and _is_connection_error(error)
+        reason = "another process of this run ended without an error message (it was killed, or its machine or network failed)"
         with suppress(RuntimeError):  # the store died with rank 0
-            if lost and self.failure_store and self.failure_store.check(["failure"]):
+            if disconnected and self.failure_store and self.failure_store.check(["failure"]):
                 reason = self.failure_store.get("failure").decode()
-            elif self.failure_store and isinstance(error, Exception) and not lost:
+            elif self.failure_store and isinstance(error, Exception) and not disconnected:
                 self.failure_store.set("failure", f"process {self.rank} of {self.count} failed: {sentence(error)}")
         if dist.is_initialized():
             dist.destroy_process_group()
         if isinstance(error, Exception) and self.first and self.failure_store:
-            traceback.clear_frames(trace)  # DDP in a frame keeps the connection open; the others notice when it closes
+            traceback.clear_frames(trace)  # DDP in a frame keeps the connection open; the others fail when it closes
             gc.collect()
             time.sleep(SHUTDOWN_GRACE_S)
-        if lost:
+        if disconnected:
             raise UserError(f"Process {self.rank} stops, because {reason.rstrip('.')}.") from error
 
     def per_rank_batch_size(self, batch_size: int) -> int:
@@ -106,6 +107,7 @@ class Ranks:
         return batch_size // self.count
 
     def wrap(self, model: nn.Module, sync_batchnorm: bool, device: torch.device) -> nn.Module:
+        """The model in DistributedDataParallel; the model itself when this process is alone."""
         if self.count == 1:
             return model
         torch.manual_seed(torch.initial_seed() + self.rank)  # dropout differs by rank; the weights are equal by now
@@ -131,6 +133,7 @@ class Ranks:
         return int(shared)
 
     def mean(self, number: float) -> float:
+        """The mean of the ranks' numbers, on all of them."""
         if self.count == 1:
             return number
         shared = torch.tensor(number, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
@@ -138,23 +141,23 @@ class Ranks:
         return shared.item() / self.count
 
     def gather(self, part: Tensor) -> Tensor:
-        """The ranks' parts [n_r, ...] of a split dealt out in turn, put back into the split's order [N, ...]."""
+        """Concatenate the ranks' parts [n_r, ...] in the order of the split, [N, ...]; rank r holds every count-th sample from r."""
         if self.count == 1:
             return part
-        if part.dtype == torch.int16:  # which neither gloo nor NCCL carries
+        if part.dtype == torch.int16:  # gloo and NCCL do not support it
             return self.gather(part.int()).to(torch.int16)
         sizes = [torch.zeros(1, dtype=torch.int64, device=part.device) for _ in range(self.count)]
         dist.all_gather(sizes, torch.tensor([len(part)], device=part.device))
-        most = int(max(sizes))
-        padded = torch.cat([part, part.new_zeros(most - len(part), *part.shape[1:])])
+        longest = int(max(sizes))
+        padded = torch.cat([part, part.new_zeros(longest - len(part), *part.shape[1:])])
         parts = [torch.empty_like(padded) for _ in range(self.count)]
         dist.all_gather(parts, padded)
-        whole = torch.stack(parts, dim=1).flatten(0, 1)  # [most * ranks, ...]: dealt out in turn
-        present = torch.stack([torch.arange(most, device=part.device) < size for size in sizes], dim=1).flatten()
+        whole = torch.stack(parts, dim=1).flatten(0, 1)  # [longest * ranks, ...], interleaved
+        present = torch.stack([torch.arange(longest, device=part.device) < size for size in sizes], dim=1).flatten()
         return whole[present]
 
     def collect(self, own: Any) -> list[Any]:
-        """Every rank's `own`, in their order."""
+        """The objects of all ranks, in the order of ranks, on all of them."""
         if self.count == 1:
             return [own]
         everyone: list[Any] = [None] * self.count
@@ -162,6 +165,6 @@ class Ranks:
         return everyone
 
 
-def _is_of_the_connection(error: RuntimeError) -> bool:
-    """Whether a collective failed because of another process; gloo and NCCL tell it in the text alone."""
+def _is_connection_error(error: RuntimeError) -> bool:
+    """Whether a collective failed because of another process; gloo and NCCL show it only in the message."""
     return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "Gloo", "NCCL"))

@@ -1,4 +1,4 @@
-"""Report: many run folders -> a tidy frame, tables, figures, paired statistics, a page. Nothing here needs torch."""
+"""Report: run folders -> a tidy frame, tables, figures, paired statistics and a page. Nothing here needs torch."""
 
 from l2d.report.load import load_runs
 from l2d.report.statistics import paired_differences

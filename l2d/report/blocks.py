@@ -1,4 +1,4 @@
-"""One block of a report: a dataset, an expert pattern and a setting, with everything that is said about it."""
+"""One block of a report: a dataset, an expert pattern and a setting, with everything that is shown about it."""
 
 from dataclasses import dataclass
 from functools import cached_property

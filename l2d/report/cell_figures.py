@@ -1,4 +1,4 @@
-"""Figures of the cells of tables: metrics against the number of experts, and who is deferred to."""
+"""Figures of the cells of tables: metrics against the number of experts, and deferrals to each expert."""
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ def one_metric(block: Block, metric: ShownMetric) -> Figure:
 
 
 def against_count(ax: Axes, block: Block, metric: ShownMetric) -> None:
-    """A line per method with a band of one standard deviation, and what is achievable where that is known."""
+    """A line per method with a band of one standard deviation, and the best achievable value where it is known."""
     for method in block.methods:
         line = _cells_of(block, method, metric.name)
         if line.empty:
@@ -73,10 +73,10 @@ def coverage_accuracy(block: Block) -> Figure:
 
 
 def deferred_to(block: Block) -> Figure:
-    """A heat map per number of experts: of what a method defers, the share that each expert gets, mean over seeds."""
+    """A heat map per number of experts: the percentage of deferred samples that each expert gets, mean over seeds."""
     done = block.runs[block.runs["status"] == "finished"]
     counts = sorted(set(done["num_experts"]) - {1}) or [1]  # one expert gets everything
-    tables = [_shares(done[done["num_experts"] == num], block.methods, num) for num in counts]  # [methods, J] each
+    tables = [_percentages(done[done["num_experts"] == num], block.methods, num) for num in counts]  # [methods, J] each
     top = max(np.nanmax(table, initial=1) for table in tables)
     widths = [max(num, 4) for num in counts]
     size = (min(0.2 * sum(widths) + 0.4 * len(counts) + 2.4, 14), 0.3 * len(block.methods) + 1.3)
@@ -93,14 +93,16 @@ def deferred_to(block: Block) -> Figure:
     return figure
 
 
-def _shares(runs: pd.DataFrame, methods: list[str], num: int) -> np.ndarray:
-    """Of what each method defers, the percentage that each expert gets [methods, J]; NaN where nothing is known."""
+def _percentages(runs: pd.DataFrame, methods: list[str], num: int) -> np.ndarray:
+    """The percentage of a method's deferred samples that each expert gets, [methods, J]; NaN where it is unknown."""
     table = np.full((len(methods), num), np.nan)
     for i, method in enumerate(methods):
         rows = runs.loc[runs["method"] == method, "deferred_to"]
-        given = [np.divide(row, sum(row)) for row in rows if isinstance(row, list) and len(row) == num and sum(row) > 0]
-        if given:
-            table[i] = 100 * np.mean(given, axis=0)
+        fractions = [
+            np.divide(row, sum(row)) for row in rows if isinstance(row, list) and len(row) == num and sum(row) > 0
+        ]
+        if fractions:
+            table[i] = 100 * np.mean(fractions, axis=0)
     return table
 
 

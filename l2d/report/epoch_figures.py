@@ -18,19 +18,19 @@ UNDERFITTING = {
 
 
 def epoch_figures(curves: pd.DataFrame, methods: list[str], metrics: list[ShownMetric]) -> dict[str, Figure]:
-    """name -> figure: the training loss with what was evaluated on the way, and underfitting where it was looked at."""
+    """name -> figure: the training loss and the metrics evaluated during training, and underfitting where it was measured."""
     labels = {metric.name: metric.label for metric in metrics}
     loss = {"loss": "Training loss"} if "loss" in curves and curves["loss"].notna().any() else {}
     figures = {}
-    if rows := {**loss, **_drawn(curves, labels)}:
+    if rows := {**loss, **_with_several_epochs(curves, labels)}:
         figures["training_curves"] = per_epoch(curves, methods, rows)
-    if underfitting := _drawn(curves, UNDERFITTING):
+    if underfitting := _with_several_epochs(curves, UNDERFITTING):
         figures["underfitting"] = per_epoch(curves, methods, underfitting)
     return figures
 
 
-def _drawn(curves: pd.DataFrame, labels: dict[str, str]) -> dict[str, str]:
-    """Those of the columns that have more than one epoch to show."""
+def _with_several_epochs(curves: pd.DataFrame, labels: dict[str, str]) -> dict[str, str]:
+    """The columns (name -> label) that have values in more than one epoch."""
     shown = [c for c in labels if c in curves and curves.loc[curves[c].notna(), "epoch"].nunique() > 1]
     return {column: labels[column] for column in shown}
 

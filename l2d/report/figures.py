@@ -17,8 +17,8 @@ from l2d.report.style import STYLE
 
 def draw_figures(blocks: list[Block], out: Path) -> list[list[Path]]:
     """Draw `overview` and, in figures/, those of each block; return the PNGs of each block."""
-    for before in (out / "figures").glob("[0-9]*-*/*.p[nd][gf]"):  # of a report whose blocks may have been others
-        before.unlink()
+    for old in (out / "figures").glob("[0-9]*-*/*.p[nd][gf]"):  # of an earlier report
+        old.unlink()
     drawn = []
     with rc_context(STYLE):
         if finished := [block for block in blocks if block.finished]:
@@ -33,7 +33,7 @@ def draw_figures(blocks: list[Block], out: Path) -> list[list[Path]]:
 
 
 def block_figures(block: Block) -> dict[str, Figure]:
-    """name -> figure, for everything that the runs of a block allow to draw."""
+    """name -> figure, for everything that can be drawn from the runs of a block."""
     figures: dict[str, Figure] = {}
     if block.finished:
         figures = {figure_name(metric): one_metric(block, metric) for metric in block.metrics}
@@ -45,7 +45,7 @@ def block_figures(block: Block) -> dict[str, Figure]:
 
 
 def figure_name(metric: ShownMetric) -> str:
-    """The file name of a metric's figure; one from outside cannot take that of another figure."""
+    """The file name of a metric's figure; that of a user's metric cannot collide with another figure."""
     return metric.name if metric in HEADLINE_SHOWN else f"own-{slug(metric.name)}"
 
 
@@ -57,6 +57,6 @@ def slug(title: str) -> str:
 def _save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".png"))
-    figure.set_layout_engine("none")  # the layout is found: the PDF need not compute it again
+    figure.set_layout_engine("none")  # the layout is computed already; the PDF reuses it
     figure.savefig(path.with_suffix(".pdf"))
     return path.with_suffix(".png")

@@ -1,4 +1,4 @@
-"""What the numbers of a block say, in sentences."""
+"""The main results of a block, in sentences."""
 
 import pandas as pd
 
@@ -8,14 +8,14 @@ from l2d.report.methods import label
 
 
 def findings(block: Block) -> list[str]:
-    """What adding experts did to each method, and where a single expert does better than all of them."""
+    """How the error of each method changes with more experts, and where a single expert beats every method."""
     done = block.cells[block.cells["n"] > 0]
     errors = {method: group.set_index("num_experts") for method, group in done.groupby("method")}
-    said = []
+    sentences = []
     for method in block.methods:
         if method in errors and len(errors[method]) > 1:
-            said.append(_adding_experts(method, errors[method], block.baselines.get(method), errors))
-    return said + _single_expert(block, done)
+            sentences.append(_adding_experts(method, errors[method], block.baselines.get(method), errors))
+    return sentences + _single_expert(block, done)
 
 
 def _adding_experts(method: str, cells: pd.DataFrame, baseline: str | None, errors: dict[str, pd.DataFrame]) -> str:
@@ -32,17 +32,17 @@ def _adding_experts(method: str, cells: pd.DataFrame, baseline: str | None, erro
 
 def _single_expert(block: Block, done: pd.DataFrame) -> list[str]:
     """Where always asking the best single expert has a lower error than every trained system."""
-    said = []
+    sentences = []
     for line in block.reference.itertuples(index=False):
         here = done[done["num_experts"] == line.num_experts]
-        alone = 100 - line.best_expert_accuracy
-        if len(here) and round(alone, 2) < round(here["system_error"].min(), 2):
+        expert_error = 100 - line.best_expert_accuracy
+        if len(here) and round(expert_error, 2) < round(here["system_error"].min(), 2):
             best = here.loc[here["system_error"].idxmin()]
-            said.append(
-                f"with {count_of(line.num_experts)}, always asking the best single one has an error of {alone:.2f}, "
+            sentences.append(
+                f"with {count_of(line.num_experts)}, always asking the best single one has an error of {expert_error:.2f}, "
                 f"below that of every trained system (the lowest is {best['system_error']:.2f}, {label(best['method'])})."
             )
-    return said
+    return sentences
 
 
 def _change(first: float, last: float) -> str:

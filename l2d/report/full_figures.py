@@ -22,7 +22,7 @@ PARTS = {
     "decision": ("Deferring or not", "#CC79A7"),
     "expert": ("Wrong expert", "#E69F00"),
 }
-# What a figure needs of an evaluation, as numbers. KeyError or TypeError: it is not there.
+# The numbers that a figure reads from an evaluation. KeyError or TypeError: they are not there.
 READ: dict[str, Callable[[dict], Any]] = {
     "regret": lambda e: [e["regret"][part] for part in PARTS],  # [3]
     "calibration": lambda e: [
@@ -35,7 +35,7 @@ READ: dict[str, Callable[[dict], Any]] = {
 
 
 def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
-    """name -> figure that the evaluations of a block allow; one for which no run has the numbers is left out."""
+    """name -> figure; one for which no run of the block has the numbers is left out."""
     done = one_per_seed(runs[runs["status"] == "finished"])
     evaluations = [json.loads(Path(folder, "result.json").read_text()).get("evaluation") for folder in done["folder"]]
     done = done.assign(evaluation=evaluations).dropna(subset="evaluation")

@@ -14,7 +14,7 @@ NOT_DEFINED = "n/a"
 
 @dataclass
 class Entry:
-    """What one place in a table says."""
+    """One place in a table."""
 
     text: str
     better: bool = False
@@ -45,12 +45,12 @@ class ReferenceTable:
 
 
 def results_tables(block: Block) -> list[ResultsTable]:
-    """The headline metrics, and where runs brought further ones a second table with those."""
+    """The headline metrics, and a second table if runs have metrics that are not headline ones."""
     headline = [metric for metric in block.metrics if metric.role == "headline"]
     further = [metric for metric in block.metrics if metric.role != "headline"]
     printed = block.cells["table"].dropna()
-    where = f" (the paper's Table {printed.iloc[0].removeprefix('table')})" if len(printed) else ""
-    tables = [_results(block, block.title + where, headline)]
+    source = f" (the paper's Table {printed.iloc[0].removeprefix('table')})" if len(printed) else ""
+    tables = [_results(block, block.title + source, headline)]
     return tables + ([_results(block, f"{block.title}: further metrics", further)] if further else [])
 
 
@@ -80,7 +80,7 @@ def _legend(block: Block, metrics: list[ShownMetric]) -> str:
 
 
 def entries(cell: dict[str, Any], metrics: list[ShownMetric]) -> list[Entry]:
-    """Each metric and n of a cell; without a finished seed its state, beside what the paper has there."""
+    """Each metric and n of a cell; without a finished seed its state, with the published number."""
     shown = [
         Entry(mean_std(cell, metric.name), cell[f"{metric.name}_better"], _published(cell, metric.name))
         for metric in metrics
@@ -107,7 +107,7 @@ def _published(cell: dict[str, Any], metric: str) -> str:
 
 
 def reference_shown(block: Block) -> ReferenceTable | None:
-    """What a reader compares a system's accuracy with, per number of experts; None where no run is finished."""
+    """Accuracies to compare a system with, per number of experts; None where no run is finished."""
     labels = {metric.name: metric.label for metric in REFERENCE_SHOWN} | {"best_achievable": "Best achievable (%)"}
     known = {name: label for name, label in labels.items() if block.reference[name].notna().any()}
     if not known:

@@ -19,12 +19,12 @@ from l2d.report.settings import block_settings, differences, method_settings
 BLOCK = ["dataset", "experts", "setting"]  # one table of the report
 CELL = [*BLOCK, "base", "num_experts", "method"]  # one cell of it: what is averaged over seeds
 NEWEST_SCHEMA = 2
-TAKEN = {"setting", "state", "n", "seeds", "table"}  # columns that come later, so that no metric has such a name
+RESERVED = {"setting", "state", "n", "seeds", "table"}  # columns that are added later; no metric may have these names
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Run(NamedTuple):
-    """One run folder: its row of the frame, and the settings that tell its block and its method from others."""
+    """One run folder: its row of the frame, and the settings that distinguish its block and its method from others."""
 
     row: dict[str, Any]
     block: dict[str, Any]
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 def load_runs(*folders: str | Path) -> pd.DataFrame:
     """A row per run found at or below the folders.
 
-    `method` is the loss's name, `setting` what else tells runs of a dataset and pattern apart. Metrics are those of
+    `method` is the loss's name, `setting` the other differences between runs of a dataset and pattern. Metrics are those of
     finished runs only; `epoch` is how far a run came. A folder that cannot be read is named on stderr and left out.
     """
     runs = [run for path in _run_folders(folders) if (run := _read(path)) is not None]
@@ -52,7 +52,7 @@ def load_runs(*folders: str | Path) -> pd.DataFrame:
 
 
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Every epoch of every run (metrics.csv), beside the columns that say which cell it belongs to."""
+    """Every epoch of every run (metrics.csv), with the columns of its cell."""
     keys = [*CELL, "seed", "folder"]
     read = [(run, _epochs(Path(run.folder))) for run in runs[keys].itertuples(index=False)]
     curves = [rows.assign(**run._asdict()) for run, rows in read if len(rows)]
@@ -66,11 +66,11 @@ def _run_folders(folders: tuple[str | Path, ...]) -> list[Path]:
             raise UserError(f"{folder} is not a folder; give the folder that l2d train wrote to.")
         for name in ("result.json", "config.yaml"):
             found |= {path.parent.resolve() for path in folder.rglob(name)}
-    return sorted(path for path in found if found.isdisjoint(path.parents))  # what a run keeps below it is not a run
+    return sorted(path for path in found if found.isdisjoint(path.parents))  # a folder inside a run is not a run
 
 
 def _read(path: Path) -> Run | None:
-    """What one folder holds; None, with a notice, if it cannot be read."""
+    """The run in one folder; None, with a notice, if it cannot be read."""
     file = path / "config.yaml"
     try:
         config = yaml.load(file.read_text(), Loader=_YAML)
@@ -81,7 +81,7 @@ def _read(path: Path) -> Run | None:
             raise ValueError(f"schema_version={result['schema_version']} is newer than {NEWEST_SCHEMA}; update l2d")
         chosen |= {key: value for key, value in (result.get("choices") or {}).items() if value is not None}
         return Run(_row(path, result, config, chosen), block_settings(config, result), method_settings(config))
-    except Exception as error:  # whatever is wrong with one folder must not hide the others
+    except Exception as error:  # of any class: one broken folder must not hide the others
         reason = " ".join(str(error).split()) or type(error).__name__
         notify(f"{file} cannot be read, so its run is left out: {reason}")
         return None
@@ -114,13 +114,13 @@ def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]
     }
     own = read_own_metrics(result.get("own_metrics"))
     metrics = read_metrics(result.get("metrics"), own) if row["status"] == "finished" else {}
-    renamed = {metric["name"]: f"own_{metric['name']}" for metric in own if metric["name"] in {*row, *TAKEN}}
+    renamed = {metric["name"]: f"own_{metric['name']}" for metric in own if metric["name"] in {*row, *RESERVED}}
     own = [{**metric, "name": renamed.get(metric["name"], metric["name"])} for metric in own]
     return {**row, **{renamed.get(k, k): v for k, v in metrics.items()}, "own_metrics": json.dumps(own)}
 
 
 def _fingerprint(config: dict) -> str:
-    """Stands in where a run left no result.json; the data on disk are not looked at."""
+    """A fingerprint of the settings, for a run without result.json; the data on disk are not read."""
     return hashlib.sha256(json.dumps(settings(OmegaConf.create(config)), sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -1,4 +1,4 @@
-"""How the report calls, orders and compares the losses of runs. A method is a loss, by its name, and how it was trained."""
+"""How the report names, orders and compares the losses of runs. A method is a loss, by its name, and how it was trained."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ KNOWN = {loss_name(formulation, base): (formulation, base) for base in BASES for
 def method_name(chosen: dict[str, Any]) -> str:
     """The loss's name, and the system's where it is not the usual one.
 
-    A known loss whose parts were overridden (loss=ce loss.base=ova) is called by its parts.
+    A known loss whose parts were overridden (loss=ce loss.base=ova) is named by its parts.
     """
     loss, formulation, base = (str(chosen.get(key) or "") for key in ("loss", "formulation", "base"))
     if loss in KNOWN and KNOWN[loss] != (formulation, base):
@@ -34,7 +34,7 @@ def method_name(chosen: dict[str, Any]) -> str:
 
 
 def label(method: str) -> str:
-    """The method as figures and sentences call it: `CE PiCCE` for picce_ce, otherwise its own name."""
+    """The name of a method in figures and sentences: `CE PiCCE` for picce_ce, otherwise the method itself."""
     loss, _, more = method.partition(" ")
     if loss not in KNOWN:
         return method
@@ -65,19 +65,19 @@ def methods_of(frame: pd.DataFrame) -> list[str]:
 def baselines(runs: pd.DataFrame, chosen: str | None) -> dict[str, str]:
     """method -> the method it is compared with, for a block's runs.
 
-    That is the chosen one; or else the vanilla loss of the same base, with the usual system, where it was run.
+    That is the chosen one, or by default the vanilla loss of the same base with the standard system, if it was run.
     """
     methods = methods_of(runs)
     if chosen:
         return {method: chosen for method in methods if method != chosen} if chosen in methods else {}
-    usual = runs[(runs["formulation"] == "vanilla") & (runs["system"] == "score")]
-    vanilla = {base: methods_of(group)[0] for base, group in usual.groupby("base")}
+    standard = runs[(runs["formulation"] == "vanilla") & (runs["system"] == "score")]
+    vanilla = {base: methods_of(group)[0] for base, group in standard.groupby("base")}
     base_of = dict(zip(runs["method"], runs["base"], strict=True))
     compared = {method: vanilla[base_of[method]] for method in methods if base_of[method] in vanilla}
-    return {method: other for method, other in compared.items() if method not in set(usual["method"])}
+    return {method: other for method, other in compared.items() if method not in set(standard["method"])}
 
 
 def check_baseline(runs: pd.DataFrame, chosen: str | None) -> None:
-    """Refuse a baseline that no run has."""
+    """UserError for a baseline that no run has."""
     if chosen and chosen not in set(runs["method"]):
         raise UserError(f"--baseline={chosen} is not among the losses of these runs: {', '.join(methods_of(runs))}.")

@@ -1,4 +1,4 @@
-"""Which metrics the report shows: the package's headline metrics, and those that runs brought from outside."""
+"""Which metrics the report shows: the package's headline metrics, and the user's own metrics in the runs."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from l2d.evaluation.metrics import HEADLINE, METRICS, REFERENCE
 
 
 class ShownMetric(NamedTuple):
-    """A metric as tables and figures show it: what l2d.evaluation.Metric says about it, without its function."""
+    """A metric as tables and figures show it: an l2d.evaluation.Metric without its function."""
 
     name: str
     label: str
@@ -28,7 +28,7 @@ REFERENCE_SHOWN = [ShownMetric(m.name, m.label, m.better, m.short, m.role) for m
 
 
 def shown_metrics(runs: pd.DataFrame) -> list[ShownMetric]:
-    """The metrics of these runs: headline ones first, then those from outside that have a number in any run."""
+    """The metrics of these runs: headline ones first, then the user's own that have a number in any run."""
     own: dict[str, ShownMetric] = {}
     for text in runs["own_metrics"].unique():
         for entry in json.loads(text):
@@ -45,7 +45,7 @@ def read_own_metrics(entries: Any) -> list[dict[str, str]]:
     for entry in entries or []:
         name, better = entry["name"], entry.get("better")
         if not isinstance(name, str) or name in {metric.name for metric in METRICS}:
-            raise ValueError(f"own_metrics has the name {name!r}, which is not a name of its own")
+            raise ValueError(f"own_metrics has the name {name!r}, which is taken or not a string")
         if better not in ("lower", "higher"):
             raise ValueError(f"own_metrics says better={better!r} of {name}; it must be lower or higher")
         texts = {key: str(entry.get(key) or "") for key in ("label", "short", "role")}
@@ -65,7 +65,7 @@ def read_number(value: Any, key: str) -> float:
 def read_metrics(metrics: Any, own: list[dict[str, str]]) -> dict[str, Any]:
     """name -> number of a finished run; the headline metrics must be there.
 
-    A detail of the package may be a list of numbers, one per expert; a list from outside has no place in a table.
+    A detail of the package may be a list of numbers, one per expert; lists of a user's own metric are not shown.
     """
     if not isinstance(metrics, dict):
         raise ValueError(f"metrics is {metrics!r}, not a mapping")

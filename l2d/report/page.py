@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network: the template is page.html, figures travel inside as data URIs."""
+"""The report as one HTML file that needs no network: the template is page.html, figures are embedded as data URIs."""
 
 import base64
 import os

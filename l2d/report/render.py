@@ -96,7 +96,7 @@ def _flat(cells: list[tuple[str, list[Entry]]], show: Any) -> list[str]:
 
 
 def to_text(blocks: list[Block]) -> str:
-    """For the terminal: a small table per metric, the methods side by side, what is achievable at the right."""
+    """For the terminal: a small table per metric, a column per method, the best achievable value at the right."""
     parts = []
     for block in blocks:
         seeds = int(block.cells["seeds"].iloc[0])

@@ -1,4 +1,4 @@
-"""What tells runs apart: the settings that must be equal before two runs are averaged as two seeds of one thing."""
+"""The settings that distinguish runs: two runs are averaged as seeds of one cell only if these are equal."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from l2d.identity import FREE_GROUPS, FREE_KEYS
 # The decision rule is applied after training, so it is not part of a run's identity; the metrics depend on it.
 NOT_COMPARED = (FREE_GROUPS - {"rule"}) | {"seed", "loss", "system"}
 KEYS_NOT_COMPARED = {**FREE_KEYS, "trainer": FREE_KEYS["trainer"] | {"eval_every"}, "experts": {"num"}}
-# What runs of version 0.1 did without having a setting for it.
+# Settings that version 0.1 did not have, with the values that it used.
 VERSION_1: dict[str, Any] = {
     "rule": {"_target_": "l2d.decisions.decide", "name": "best"},
     "init": None,
@@ -31,7 +31,7 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
 
 
 def method_settings(config: dict) -> dict[str, Any]:
-    """What two runs of a loss of the same name may differ in; flat."""
+    """The settings in which two runs of a loss of the same name may differ; flat."""
     system = config.get("system") or {}
     return flatten({**_without(config["loss"], {"name"}), "system": _without(system, {"name", "_target_"})})
 
@@ -48,7 +48,7 @@ def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str,
 
 
 def _without(value: Any, keys: set[str]) -> Any:
-    """A group without these keys; a value that is no group stays as it is."""
+    """A group without these keys; a value that is not a group is returned unchanged."""
     return {k: v for k, v in value.items() if k not in keys} if isinstance(value, dict) else value
 
 

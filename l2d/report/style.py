@@ -1,4 +1,4 @@
-"""How the figures look: colour tells the base and the line the formulation; other losses have a look of their own."""
+"""How the figures look: the colour shows the base and the line the formulation; other losses get one by a hash of their name."""
 
 import zlib
 from typing import Any
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from l2d.report.methods import KNOWN
 
-# Okabe and Ito's palette, told apart with any colour vision and in grey.
+# Okabe and Ito's palette, distinguishable with any colour vision and in grey.
 COLOURS = {"ce": "#0072B2", "ova": "#D55E00"}
 LINES = {"vanilla": "-", "picce": (0, (5, 2)), "pice": (0, (1, 1.2))}
 MARKERS = {"vanilla": "o", "picce": "s", "pice": "^"}
@@ -43,7 +43,7 @@ def look(method: str) -> dict[str, Any]:
 
 
 def add_legend(ax: Axes, shown: Axes) -> None:
-    """What `shown` draws, named at the right of `ax`."""
+    """A legend of what `shown` draws, at the right of `ax`."""
     handles, labels = shown.get_legend_handles_labels()
     if handles:
         ax.legend(handles, labels, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

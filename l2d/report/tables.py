@@ -11,11 +11,11 @@ from l2d.report.load import BLOCK, CELL
 from l2d.report.methods import base_order, column, loss_name
 from l2d.report.metrics import ShownMetric, shown_metrics
 
-ROW = [*BLOCK, "base", "num_experts"]  # one row of a table: the cells that stand side by side
+ROW = [*BLOCK, "base", "num_experts"]  # one row of a table
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per cell: what was run, and what the paper published for these blocks.
+    """A row per cell, for the runs and for what the paper published for their blocks.
 
     A cell's `state` is complete, partial (only `n` of the block's `seeds` finished), failed, unfinished or missing; its
     mean and sample standard deviation (n - 1) are over the finished seeds. `<metric>_better` marks the best complete
@@ -37,7 +37,7 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def reference_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per block and number of experts: what a reader compares a system's accuracy with, mean over seeds.
+    """A row per block and number of experts: accuracies to compare a system with, mean over seeds.
 
     The experts of a seed are the same for every loss. `best_achievable` is 100 minus the Bayes optimum's system error.
     """
@@ -58,14 +58,14 @@ def load_published() -> pd.DataFrame:
 
 
 def one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """A seed counts once in a cell: of several runs of the same thing the finished one, then the first folder."""
+    """The runs with each seed once per cell: of several the finished one, then the first folder."""
     order = runs.assign(_late=runs["status"] != "finished").sort_values([*CELL, "seed", "_late", "folder"])
-    again = order.duplicated([*CELL, "seed"])
-    return order[~again].drop(columns="_late")
+    repeated = order.duplicated([*CELL, "seed"])
+    return order[~repeated].drop(columns="_late")
 
 
 def name_repeated(runs: pd.DataFrame) -> None:
-    """Name the runs that `one_per_seed` leaves out."""
+    """Notify about the runs that `one_per_seed` leaves out."""
     for folder in runs.drop(one_per_seed(runs).index)["folder"]:
         notify(f"{folder} repeats another run of the same setting and seed, and is not counted.")
 

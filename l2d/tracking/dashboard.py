@@ -49,7 +49,7 @@ def workspace(entity: str, project: str, dataset: str | None) -> Any:
 
 
 def specification(view: Any) -> dict[str, Any]:
-    """What would be sent to W&B."""
+    """The JSON that would be sent to W&B."""
     return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -71,9 +71,9 @@ def main() -> None:
             return
         try:
             view.save()
-        except Exception as error:  # no key, no network, no such project: W&B has a class for each, and its client more
+        except Exception as error:  # no key, no network, no such project: W&B raises many different classes
             reason = str(error).splitlines()[0].rstrip(".")
-            raise UserError(f"W&B does not take the dashboard ({reason}); --dry-run shows it without W&B.") from error
+            raise UserError(f"W&B did not accept the dashboard ({reason}); --dry-run shows it without W&B.") from error
         print(view.url)
 
 

@@ -1,4 +1,4 @@
-"""What was chosen and what it runs on: the part of result.json that is known before the training."""
+"""The part of result.json that is known before the training: choices, data, device and versions."""
 
 from dataclasses import asdict
 from typing import Any

@@ -30,7 +30,7 @@ class ProgressReporter:
 
     @contextmanager
     def progress(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> Iterator[None]:
-        """Around the training."""
+        """Print the header and show the bar while the training runs inside."""
         self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
         self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
@@ -67,6 +67,7 @@ class ProgressReporter:
         self.bar.update(self.task, completed=epoch + step / self.steps, description=text, what=what)
 
     def epoch(self, row: dict[str, Any]) -> None:
+        """Show the metrics of a finished epoch."""
         text = f"loss {row['loss']:.4f}  {row['images_per_second']:,.0f} images/s"
         text += "".join(f"  {key} {row[key]:.2f}" for key in HEADLINE if key in row)
         self.first_row, self.last_step = self.first_row or (time.monotonic(), row["epoch"]), (time.monotonic(), 0)
@@ -78,7 +79,7 @@ class ProgressReporter:
             self.last_line = time.monotonic()
 
     def _left(self, epoch: int) -> str:
-        """Estimated from the epochs after the first one, which includes the start of the device and the workers."""
+        """The remaining time, estimated without the first epoch, which includes the start of the device and the workers."""
         since, first = self.first_row or (0.0, epoch)
         if epoch in (first, self.epochs):
             return ""
@@ -88,9 +89,10 @@ class ProgressReporter:
         self.print(f"finished before (force=true runs it again)  {folder}  {headline(result['metrics'])}")
 
     def final(self, folder: Path, result: dict[str, Any]) -> None:
-        where = sweep_progress()
-        if where:
-            self.print(f"{where} {folder.name}  {headline(result['metrics'])}  {result['seconds']:.1f} s")
+        """Print the final metrics beside what they are compared with; inside a sweep one line."""
+        position = sweep_progress()
+        if position:
+            self.print(f"{position} {folder.name}  {headline(result['metrics'])}  {result['seconds']:.1f} s")
             return
         metrics, choices, num = result["metrics"], result["choices"], num_experts(result)
         experts = f", {num} expert{'' if num == 1 else 's'}" if num else ""
@@ -118,5 +120,5 @@ class ProgressReporter:
 
 
 def num_experts(facts: dict[str, Any]) -> int | None:
-    """The length of the list of experts, else what the config says, which may leave it open (experts.num=null)."""
+    """The number of experts listed, else that of the config, which may be None (experts.num=null)."""
     return len(facts.get("experts") or ()) or facts["choices"]["num_experts"]

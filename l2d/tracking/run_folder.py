@@ -1,4 +1,4 @@
-"""What a run leaves behind: config.yaml, metrics.csv, result.json, model.safetensors. Every file is complete or absent."""
+"""The files of a run: config.yaml, metrics.csv, result.json, model.safetensors. Every file is complete or absent."""
 
 import csv
 import glob
@@ -47,7 +47,7 @@ class InUse(UserError):
 class RunFolder:
     """The folder of one run, held by one process at a time: `with RunFolder(path, cfg) as folder`.
 
-    A failure inside is recorded in result.json; a setting that is refused before training leaves nothing behind.
+    A failure inside is recorded in result.json; a setting that is rejected before training leaves no files.
     """
 
     def __init__(self, path: Path, cfg: DictConfig):
@@ -59,7 +59,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock()
         try:
-            with suppress(OSError):  # the lock holds without it
+            with suppress(OSError):  # the lock works without it
                 (self.path / OWNER).write_text(f"process {os.getpid()} on {socket.gethostname()}")
             self._refuse_another_run()
         except BaseException:
@@ -78,17 +78,17 @@ class RunFolder:
             )
             with suppress(UserError):  # the disk may be what failed
                 self.write_result(status)
-        refused = not (self.path / "config.yaml").exists()
-        if refused:
-            (self.path / "train.log").unlink(missing_ok=True)  # a library may have logged before the refusal
+        rejected = not (self.path / "config.yaml").exists()
+        if rejected:
+            (self.path / "train.log").unlink(missing_ok=True)  # a library may have logged before the error
             with suppress(PermissionError):  # Windows: an open file cannot be removed; filelock does when it is closed
                 (self.path / LOCK).unlink(missing_ok=True)
         self._unlock()
-        if refused:
+        if rejected:
             remove_if_empty(self.path)
 
     def finished(self) -> dict[str, Any] | None:
-        """The result of this very setting, if it was completed before."""
+        """The result of this setting if it was completed before, else None."""
         result = read_result(self.path)
         return result if result and result.get("status") == "finished" else None
 
@@ -137,11 +137,11 @@ class RunFolder:
         atomic_write(self.path / name, lambda file: file.write(text.encode()), durable)
 
     def _lock(self) -> None:
-        """The kernel releases the lock when its process dies, so a stale one never blocks."""
+        """The kernel releases the lock when its process dies, so a stale lock never blocks."""
         self.lock = FileLock(self.path / LOCK)
         try:
             self.lock.acquire(timeout=LOCK_WAIT_S)
-        except (Timeout, FileNotFoundError) as error:  # not found: the owner was refused and removed its folder
+        except (Timeout, FileNotFoundError) as error:  # not found: the owner removed its folder
             raise InUse(f"{self.path} is in use by {self._owner()}; wait for it, or stop it first.") from error
         except OSError as error:
             raise UserError(
@@ -195,7 +195,7 @@ class RunFolder:
 
 
 class ReadOnlyFolder(RunFolder):
-    """The folder as all ranks but the first see it: they write nothing."""
+    """The folder for all ranks but the first: nothing is written."""
 
     def __enter__(self) -> "ReadOnlyFolder":
         return self
@@ -236,6 +236,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def headline(metrics: dict[str, Any]) -> str:
+    """The headline metrics in one line."""
     return "  ".join(f"{key} {metrics[key]:.2f}" for key in HEADLINE)
 
 
@@ -246,16 +247,16 @@ def sweep_progress() -> str:
         return ""
     _, manifest = found
     todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
-    fresh = sum(_ended_since(folder, manifest["started"]) for folder in todo)
-    ended, total = len(manifest["cells"]) - len(todo) + fresh, len(manifest["cells"])
-    left = (time.time() - manifest["started"]) / fresh * (total - ended) if fresh else None
+    ended_now = sum(_ended_since(folder, manifest["started"]) for folder in todo)
+    ended, total = len(manifest["cells"]) - len(todo) + ended_now, len(manifest["cells"])
+    left = (time.time() - manifest["started"]) / ended_now * (total - ended) if ended_now else None
     return f"[{ended} of {total}" + (f", {duration(left)} left]" if left else "]")
 
 
 def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
     """The file that lists the cells of the sweep this run belongs to, and its content; None outside a sweep.
 
-    Several sweeps may list the same cell: the one that was started last is meant.
+    Where several sweeps list the same cell, the one that was started last is returned.
     """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
@@ -275,16 +276,21 @@ def _ended_since(folder: Path, moment: float) -> bool:
 
 
 def duration(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Take back the folders that were made for a run that never started."""
+    """Remove the empty folders that were made for a run that never started."""
     start = Path(HydraConfig.get().runtime.cwd) if HydraConfig.initialized() else Path.cwd()
     for path in (folder, *folder.parents):
-        if path == start:  # the user's own folder, however empty
+        if path == start:  # never the working folder, even if it is empty
             return
         try:
             path.rmdir()
@@ -294,7 +300,7 @@ def remove_if_empty(folder: Path) -> None:
 
 @cache
 def environment() -> dict[str, Any]:
-    """Versions and the commit of the code, so that a result can be repeated: as they were when this process loaded it."""
+    """Versions and the commit of the code, so that a result can be reproduced; read once per process."""
     packages = ("torch", "torchvision", "timm", "hydra-core", "omegaconf", "numpy", "pandas")
     versions = {"l2d": l2d.__version__, "python": platform.python_version()}
     for package in packages:

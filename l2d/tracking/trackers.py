@@ -104,12 +104,12 @@ class WandbTracker:
         }
 
     def _open(self, arguments: dict[str, Any]) -> None:
-        why = self._obstacle() if self.mode == "online" else ""
+        why = self._why_unavailable() if self.mode == "online" else ""
         if self.mode == "online" and not why:
             try:
                 self.run = self.wandb.init(**arguments, mode="online", resume="allow")
                 logging.getLogger("l2d").info("W&B: %s", self.run.url)
-            except Exception as error:  # of any kind: the training must go on
+            except Exception as error:  # of any class: the training must go on
                 why = _first_line(error)
                 arguments["id"] = secrets.token_hex(4)  # the id of the failed attempt cannot be used again
         if self.run is None:
@@ -120,8 +120,8 @@ class WandbTracker:
             (self.folder / "wandb_id").write_text(self.run.id + "\n")
         self.run.define_metric("*", step_metric="epoch")
 
-    def _obstacle(self) -> str:
-        """Why W&B would refuse a run: no key, a wrong key, no connection. Empty if it would not."""
+    def _why_unavailable(self) -> str:
+        """Why W&B would reject a run: no key, a wrong key, no connection. Empty if it is available."""
         try:
             return "" if self.wandb.login(prompt=False, verify=True) else "no API key; `wandb login` stores one"
         except Exception as error:
@@ -143,18 +143,18 @@ class WandbTracker:
             try:
                 self.run.finish(exit_code=0 if finished else 1)
             except TimeoutError:
-                notify(f"W&B did not take the whole run in time; upload the rest with: {self._sync()}")
+                notify(f"W&B did not upload the whole run in time; upload the rest with: {self._sync()}")
         if self.mode == "offline":
             logging.getLogger("l2d").info("W&B: upload this run with: %s", self._sync())
 
     def _log_outcome(self, result: dict[str, Any]) -> None:
-        """The last and the best metrics, a row for charts against the number of experts, deferrals per expert, calibration."""
+        """The last and the best metrics, a row for charts over the number of experts, deferrals per expert, calibration."""
         metrics = result["metrics"]
         self.run.summary.update(_scalars(metrics) | _best(self.folder / "metrics.csv"))
         columns = ["expert", "train_accuracy", "test_accuracy", "deferred_to"]
         rows = [
-            [expert["name"], expert["train_accuracy"], expert["test_accuracy"], share]
-            for expert, share in zip(result["experts"], metrics["deferred_to"], strict=True)
+            [expert["name"], expert["train_accuracy"], expert["test_accuracy"], percent]
+            for expert, percent in zip(result["experts"], metrics["deferred_to"], strict=True)
         ]
         table = self.wandb.Table(columns=columns, data=rows)
         bars = self.wandb.plot.bar(table, "expert", "deferred_to", title="Deferred to each expert, % of the test set")

@@ -1,1 +1,1 @@
-"""Training: the loop, where it is, its schedule and checkpoints, the device and the ranks."""
+"""Training: the loop, its state, the learning rate schedule and checkpoints."""

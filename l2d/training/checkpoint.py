@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped. Two are kept, each with its checksum."""
+"""Checkpoints: all that a run needs to continue exactly. The last two are kept, each with its checksum."""
 
 import hashlib
 import io
@@ -13,12 +13,12 @@ from l2d.atomic import atomic_write
 from l2d.errors import UserError, notify
 
 NAMES = ("checkpoint.pt", "checkpoint.previous.pt")
-_MAGIC, _MAGIC_BEFORE = b"l2d checkpoint 2\n", b"l2d checkpoint 1\n"
+_MAGIC, _MAGIC_V1 = b"l2d checkpoint 2\n", b"l2d checkpoint 1\n"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints in a run's folder; those of another setting, or on other data, are refused by their fingerprint."""
+    """The checkpoints in a run's folder; those of another setting, or on other data, are rejected by their fingerprint."""
 
     folder: Path
     fingerprint: str
@@ -40,7 +40,7 @@ class Checkpoints:
         atomic_write(latest, write)
 
     def load(self, path: Path) -> dict[str, Any]:
-        """The state in a checkpoint of this setting; a sentence if it is anything else. Nothing in it is run."""
+        """The state in a checkpoint of this setting; UserError if it is anything else. No code in it is run."""
         state = read_checkpoint(path)
         if state["fingerprint"] != self.fingerprint:
             raise UserError(
@@ -49,7 +49,7 @@ class Checkpoints:
         return state
 
     def latest(self) -> dict[str, Any] | None:
-        """The newest good checkpoint; None if there is none at all; a sentence if all are damaged."""
+        """The state of the newest intact checkpoint; None if there is no file; UserError if all are damaged."""
         problems = []
         for path in (self.folder / name for name in NAMES):
             if not path.exists():
@@ -60,14 +60,14 @@ class Checkpoints:
                 problems.append(str(error))
                 continue
             if problems:
-                notify(f"{problems[0]} Going on from the checkpoint before it.")
+                notify(f"{problems[0]} Continuing from the checkpoint before it.")
             return state
         if problems:
             raise UserError(f"{' '.join(problems)} No good checkpoint is left, and resume=never starts from zero.")
         return None
 
     def existing(self) -> Path | None:
-        """The newest checkpoint file, good or not."""
+        """The newest checkpoint file, intact or not; None if there is no file."""
         return next((path for path in (self.folder / name for name in NAMES) if path.exists()), None)
 
     def remove(self) -> None:
@@ -76,16 +76,16 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint file of any setting; a sentence if it is damaged. Nothing in it is run."""
+    """The state in a checkpoint file of any setting; UserError if it is damaged. No code in it is run."""
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); resume takes auto, never or the path of a checkpoint."
         ) from error
-    if content[: len(_MAGIC)] == _MAGIC_BEFORE:
+    if content[: len(_MAGIC)] == _MAGIC_V1:
         raise UserError(
-            f"{path} was written by l2d 0.1, whose checkpoints do not say on which data; resume=never starts from zero."
+            f"{path} was written by l2d 0.1, whose checkpoints do not identify their data; resume=never starts from zero."
         )
     digest, payload = content[len(_MAGIC) : len(_MAGIC) + 32], content[len(_MAGIC) + 32 :]
     if content[: len(_MAGIC)] != _MAGIC or hashlib.sha256(payload).digest() != digest:
@@ -94,5 +94,5 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
-            f"{path} holds more than tensors and plain values, and is refused (nothing was run)."
+            f"{path} holds more than tensors and plain values, so it was not loaded (no code in it was run)."
         ) from error

@@ -61,11 +61,11 @@ class Predicted(NamedTuple):
     outputs: Tensor  # [N, *] float32
     labels: Tensor  # [N]
     answers: Tensor  # [N, J]
-    samples: Tensor  # [N] which ones of the split: all of them, but for images that could not be read
+    samples: Tensor  # [N] indices in the split: all of them, except images that could not be read
 
 
 def predict(system: nn.Module, loader: Loader) -> Predicted:
-    """The outputs of a whole split on every rank, beside the labels and answers that came with its inputs."""
+    """The outputs of a whole split on every rank, with the labels and answers of its samples."""
     parts = [(forward(system, batch, loader.place, loader.batch_size), *batch[1:]) for batch in loader.epoch()]
     columns = (torch.cat(column) for column in zip(*parts, strict=True))
     return Predicted(*(loader.place.ranks.gather(column).cpu() for column in columns))

@@ -1,4 +1,4 @@
-"""Where a training is: what a checkpoint holds, when one is due, and when to stop."""
+"""The state of a training: what a checkpoint holds, when one is due, and when to stop."""
 
 import math
 import time
@@ -28,9 +28,7 @@ class TrainingState:
     def __init__(self, cfg: DictConfig, system: System, loader: Loader, checkpoints: Checkpoints, stop: StopSignal):
         self.cfg, self.system, self.place, self.checkpoints, self.stop = cfg, system, loader.place, checkpoints, stop
         if loader.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in system.modules()):
-            raise UserError(
-                "A batch of one sample leaves batch norm nothing to compare; use a trainer.batch_size of at least 2."
-            )
+            raise UserError("Batch norm cannot train on batches of one sample; use a trainer.batch_size of at least 2.")
         self.settings = SimpleNamespace(**plain(cfg.trainer))  # read several times a step; a DictConfig is too slow
         self.stages = system.stages()
         self.frozen = {id(p) for p in system.parameters() if not p.requires_grad}
@@ -39,7 +37,7 @@ class TrainingState:
         self.rows: list[dict[str, Any]] = []  # of metrics.csv
         self.losses = torch.zeros(len(loader), device=self.place.device)  # of the epoch's steps
         self.saved, self.epochs_since_save = time.monotonic(), 0
-        # A GPU works ahead of the host and is waited for only at the log interval; the CPU has nothing to wait for.
+        # A GPU runs ahead of the host, which waits for it only at the log interval; on the CPU there is nothing to wait for.
         self.check_every = self.settings.log_every if self.place.device.type == "cuda" else 1
         self.begin_stage(0)
 
@@ -78,7 +76,7 @@ class TrainingState:
         return self.epoch + sum(self.stage_epochs(number) for number in range(self.stage))
 
     def train_mode(self) -> None:
-        """Training mode for all that is trained; what is frozen stays as evaluation sees it (batch norm, dropout)."""
+        """Training mode for all that is trained; frozen modules stay in evaluation mode (batch norm, dropout)."""
         self.model.train()
         if all(p.requires_grad for p in self.system.parameters()):
             return
@@ -88,7 +86,7 @@ class TrainingState:
                 module.eval()
 
     def should_skip(self, loss: Tensor) -> bool:
-        """Whether this step is left out: only if `skip_nonfinite` allows it (which waits for the device every step)."""
+        """Whether to skip this step: its loss is NaN or infinite on any rank. With `skip_nonfinite=0` never, and without waiting for the device."""
         if not self.settings.skip_nonfinite:
             return False
         if self.place.ranks.all_reduce_max(0 if math.isfinite(loss.item()) else 1) == 0:
@@ -126,19 +124,19 @@ class TrainingState:
             self.begin_stage(self.stage + 1)
         if self.settings.checkpoint_epochs and self.epochs_since_save >= self.settings.checkpoint_epochs:
             self.save()
-        self.save_if_due()  # an epoch may be shorter than the interval at which the device is asked
+        self.save_if_due()  # an epoch may be shorter than the log interval
 
     def save_if_due(self) -> None:
-        """Between steps: a checkpoint if the interval has passed, and one to stop on if a signal came to any rank."""
+        """Between steps: a checkpoint if the interval has passed, and one before stopping if any rank received a signal."""
         if self.step % self.check_every:
             return
         minutes = self.settings.checkpoint_minutes
         due = minutes is not None and time.monotonic() - self.saved >= 60 * minutes
-        asked = self.place.ranks.all_reduce_max(2 * self.stop.received + due)
-        if asked:
+        request = self.place.ranks.all_reduce_max(2 * self.stop.received + due)
+        if request:
             self.save()
-        if asked // 2:
-            self.stop.received = asked // 2
+        if request // 2:
+            self.stop.received = request // 2
             self.stop.leave()
 
     def save(self) -> None:
@@ -159,7 +157,7 @@ class TrainingState:
         self.saved, self.epochs_since_save = time.monotonic(), 0
 
     def restore(self) -> bool:
-        """Go to the checkpoint that `resume` means, if there is one; return whether there is."""
+        """Load the checkpoint that `resume` names, if there is one; return whether there is."""
         if self.cfg.resume == "never" or self.cfg.force:
             self.checkpoints.remove()
             return False
@@ -174,7 +172,7 @@ class TrainingState:
         return saved is not None
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go to where the checkpoint was written."""
+        """Continue from the position of a checkpoint."""
         if state["ranks"] != self.place.ranks.count:
             raise UserError(
                 f"This run was started with {state['ranks']} processes and continues exactly only with as many, "
@@ -200,9 +198,9 @@ class TrainingState:
 
     def _fail(self, step: int, after: str = "") -> None:
         lr = self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](self.epoch * self.steps_per_epoch + step - 1)
-        good = self.checkpoints.existing()
+        last = self.checkpoints.existing()
         raise UserError(
             f"The loss was not finite at epoch {self.finished_epochs + 1}, step {step} (learning rate {lr:.3g}){after}; "
-            + (f"the last good checkpoint is {good}; " if good else "there is no checkpoint before it; ")
+            + (f"the last good checkpoint is {last}; " if last else "there is no checkpoint before it; ")
             + "lower optim.lr, set trainer.clip_grad, or allow some such steps with trainer.skip_nonfinite."
         )
