@@ -6,6 +6,7 @@ from pathlib import Path
 
 from l2d.cli import COMMANDS
 from l2d.conf_files import config_dir, group_files
+from l2d.errors import show
 
 SCRIPTS = {
     "bash": """\
@@ -45,9 +46,9 @@ def main(arguments: list[str]) -> None:
     """l2d completion SHELL prints its script; `words` and a command line print the candidates for its last word."""
     if arguments[:1] == ["words"]:
         for text in candidates(arguments[1:]):
-            print(text)
+            show(text)
     elif len(arguments) == 1 and arguments[0] in SCRIPTS:
-        print(SCRIPTS[arguments[0]])
+        show(SCRIPTS[arguments[0]])
     elif arguments in (["--help"], ["-h"]):
         print(USAGE, *(script.splitlines()[0] for script in SCRIPTS.values()), sep="\n")
     else:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 _LOG = logging.getLogger("l2d")
 _LOG.addHandler(logging.NullHandler())  # without any handler, logging itself would print warnings to stderr
+HYDRA_ENTRIES = ("hydra.main", "hydra._internal.config_loader_impl")  # everything that composes goes through these
 
 
 class UserError(Exception):
@@ -49,10 +50,10 @@ def _is_user_error(error: Exception) -> bool:
 
 
 def _raised_by_hydra(error: Exception) -> bool:
-    """Whether Hydra raised it before it called our code: then it is about the command line, whatever its class."""
+    """Whether Hydra raised it while composing a config, before it called our code: then it is about the command line."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    entered = [depth for depth, module in enumerate(modules) if module in ("hydra.main", "hydra.compose")]
-    return bool(entered) and not any(module.startswith("l2d.") for module in modules[entered[0] :])
+    entered = [depth for depth, module in enumerate(modules) if module in HYDRA_ENTRIES]
+    return bool(entered) and not any(module.startswith("l2d.") for module in modules[entered[-1] :])
 
 
 def sentence(error: Exception) -> str:

@@ -33,6 +33,7 @@ The setting is the config.yaml of the run. evaluation=... and rule=... are answe
 and its data. dataset=..., experts=... and any other key=value read both again: the test set of that setting is predicted, its
 classes and experts matched by name."""
 WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
+OUTCOME = "outcome.safetensors"
 FROM_OUTCOME = {"evaluation", "rule"}  # groups that can change without predicting again
 
 
@@ -48,7 +49,10 @@ class Run(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     """l2d evaluate RUN KEY=VALUE ..."""
     parser = argparse.ArgumentParser(
-        "l2d evaluate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        "l2d evaluate",
+        usage="l2d evaluate [--config-dir DIR] RUN [KEY=VALUE ...]",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run, or the weights in it")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes, and out=FILE")
@@ -70,7 +74,7 @@ def find_run(path: str) -> Run:
     given = Path(path)
     weights = None if given.is_dir() else given
     folder = given if weights is None else given.parent
-    if not any((folder / name).is_file() for name in WEIGHTS) or (weights and not weights.is_file()):
+    if not any((folder / name).is_file() for name in (*WEIGHTS, OUTCOME)) or (weights and not weights.is_file()):
         raise UserError(
             f"{path} has no weights; give the folder of a run, or its model.safetensors or checkpoint.pt, with its "
             "config.yaml beside it."
@@ -171,7 +175,11 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     ranks = Ranks()
     if ranks.count > 1:
         raise UserError("l2d evaluate works in one process; start it without torchrun.")
-    path = run.weights or next(run.folder / name for name in WEIGHTS if (run.folder / name).is_file())
+    path = run.weights or next((run.folder / name for name in WEIGHTS if (run.folder / name).is_file()), None)
+    if path is None:
+        raise UserError(
+            f"{run.folder} has no weights, which this needs; its kept outcome answers evaluation=... and rule=... alone."
+        )
     weights = trained_weights(path, run)
     same_data = not touched & {"dataset", "seed"}
     if same_data:

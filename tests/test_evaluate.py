@@ -107,7 +107,6 @@ def test_the_full_evaluation_is_the_one_that_training_wrote(tmp_path, monkeypatc
 
 
 def test_a_full_evaluation_of_a_finished_run_needs_neither_its_weights_nor_its_backbone(folder, cli, monkeypatch):
-    (folder / "checkpoint.pt").write_bytes((folder / "model.safetensors").read_bytes())  # it is a run's folder
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(l2d.evaluate, "from_weights", None)
     assert cli(folder, "evaluation=full", "evaluation.bins=7")[0] == 0

@@ -96,7 +96,8 @@ class ProgressReporter:
             return
         metrics, choices, num = result["metrics"], result["choices"], num_experts(result)
         experts = f", {num} expert{'' if num == 1 else 's'}" if num else ""
-        title = f"{choices['loss']}{experts}, seed {choices['seed']}"
+        method = [choices["loss"], *([choices["system"]] if choices.get("system", "score") != "score" else [])]
+        title = f"{' '.join(method)}{experts}, seed {choices['seed']}"
         rows = [(title, metrics)] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
         own = [metric["name"] for metric in result.get("own_metrics") or [] if metric["role"] == "headline"]
