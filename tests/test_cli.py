@@ -203,7 +203,7 @@ def stripes(name, count):
     labels = torch.arange(count) % 3
     images = torch.randn(count, 3, 6, 6) + labels.view(-1, 1, 1, 1)
     half = count // 2
-    return Dataset(name, ["a", "b", "c"], Split(images[:half], labels[:half]), Split(images[half:], labels[half:]), (3, 6, 6))
+    return Dataset(name, ["a", "b", "c"], Split(images[:half], labels[:half]), Split(images[half:], labels[half:]))
 
 class Linear(torch.nn.Module):
     def __init__(self, num_outputs, image_shape):
