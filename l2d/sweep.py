@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from l2d.atomic import atomic_write
 from l2d.compose import quoted
 from l2d.config import plain
-from l2d.errors import UserError, show
+from l2d.errors import UserError, sentence, show
 from l2d.identity import choices, reported_otherwise
 from l2d.tracking.run_folder import MANIFESTS, duration, headline, read_result
 
@@ -68,7 +68,10 @@ def plan_cells(loader: ConfigLoader, config: DictConfig, words: list[str]) -> li
     """Compose every cell; the same setting twice is one cell, and two settings in one folder are a UserError."""
     cells: dict[Path, Cell] = {}
     for overrides in grid(loader, words):
-        cfg = loader.load_sweep_config(config, overrides)
+        try:
+            cfg = loader.load_sweep_config(config, overrides)
+        except ValueError as error:  # Hydra raises it for an option that is not a string, such as logger=choice(1,2)
+            raise UserError(f"{' '.join(overrides)} cannot be composed: {sentence(error).rstrip('.')}.") from error
         cfg.hydra.sweep.subdir = str(cfg.hydra.sweep.subdir)  # what it resolves to
         folder = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir).absolute()
         if folder not in cells:

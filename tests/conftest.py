@@ -19,11 +19,11 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
-    """A run inside a test sets up logging for its process: a file in a folder that is soon gone, or none at all."""
+    """A run inside a test adds handlers to the root logger, whose file or captured stream is closed after the test."""
     yield
     logging.getLogger("l2d").disabled = False
     logging.root.setLevel(logging.WARNING)
-    for handler in [h for h in logging.root.handlers if type(h) is logging.FileHandler]:
+    for handler in [h for h in logging.root.handlers if type(h) in (logging.FileHandler, logging.StreamHandler)]:
         logging.root.removeHandler(handler)
         handler.close()
 

@@ -83,6 +83,7 @@ def test_a_finished_run_is_not_repeated_unless_forced(cli):
     assert (folder / "result.json").stat().st_mtime_ns > before
 
 
+@pytest.mark.slow
 def test_a_grid_runs_every_cell_in_the_folder_a_single_run_would_use(cli):
     code, out, _ = cli("-m", *TINY, "loss=ce,picce_ova", "experts.num=1,3")
     assert code == 0 and "4 done, 0 finished before, 0 failed" in out and "[4 of 4" in out
@@ -389,6 +390,7 @@ assert not [key for key in os.environ.keys() - before[1].keys() if key.startswit
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["status outputs", "report outputs --out report", "train --help", "train -m seed=1,2 plan=true"]
 )

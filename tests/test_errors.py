@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from PIL import Image
 
 from l2d.errors import notify
@@ -13,6 +14,7 @@ def test_a_notice_is_one_line_on_stderr_and_one_in_the_log(capsys, caplog):
     assert capsys.readouterr().err == "l2d: something\n" and caplog.messages == ["something"]
 
 
+@pytest.mark.slow
 def test_a_notice_of_l2d_data_is_printed_once(tmp_path):
     root = tmp_path / "images"
     for label in ("train/cat", "train/dog", "test/cat", "test/dog"):

@@ -510,6 +510,7 @@ def test_only_failures_still_make_a_report(tmp_path, capsys):
     assert "failed" in capsys.readouterr().out and (tmp_path / "report" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_a_pipe_closed_early_leaves_a_complete_report(outputs, tmp_path):
     code = "from l2d.report.cli import main; main()"
     command = [sys.executable, "-c", code, str(outputs), "--out", str(tmp_path / "report")]

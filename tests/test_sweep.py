@@ -128,6 +128,7 @@ def test_submitit_runs_a_cell(tmp_path, serial):
         (["seed=0,1,2", "hydra.sweep.subdir=x"], ["seed=0 and seed=1", "outputs/x"]),
         (["trainer.log_every=5,6"], ["trainer.log_every=5 and trainer.log_every=6"]),
         (["optim.lr=interval(0,1)"], ["optim.lr=interval(0,1)"]),
+        (["logger=choice(1,2)"], ["logger=1"]),
     ],
 )
 def test_an_impossible_grid_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, words, named):

@@ -499,6 +499,7 @@ class JsonLines:
 """
 
 
+@pytest.mark.slow
 def test_a_logger_from_outside_is_one_module_and_one_yaml_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_logger.py").write_text(OWN_LOGGER)

@@ -344,6 +344,7 @@ def test_bf16_autocast_trains_on_the_cpu():
     assert child.returncode == 0, child.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backbone", "loss"), [("mlp", "picce_ce"), ("mlp", "ova"), ("wrn28", "picce_ova")])
 def test_model_and_loss_compile_to_one_graph(composed, backbone, loss):
     """No break in the graph, and the same value as without compiling."""
@@ -363,6 +364,7 @@ def test_model_and_loss_compile_to_one_graph(composed, backbone, loss):
     torch.testing.assert_close(compiled(*case), step(*case))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces
 @pytest.mark.parametrize("evaluation", ["basic", "full"])
 def test_a_compiled_run_compiles_nothing_twice_and_ends_as_one_that_is_not(composed, tmp_path, monkeypatch, evaluation):
