@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ROWS = 4096  # decided at a time: bounds the memory for what is computed on the way
+
 
 class Decision(NamedTuple):
     """Who answers each sample, and by how much.
@@ -55,16 +57,23 @@ def decide(
     >>> decide(beliefs, num_classes=2, costs=torch.tensor([0.2])).asked.tolist()
     [[False], [False]]
     """
-    order = torch.zeros_like(beliefs) if order is None else order  # zeros: no order among equals
-    predicted = _best(beliefs[:, :num_classes], order[:, :num_classes])  # [N]
     utility = beliefs[:, num_classes:]  # [N, J]
     for charge in (costs, prices):
         utility = utility if charge is None else utility - charge.to(utility)
     if available is not None:
         utility = utility.masked_fill(~available, -torch.inf)
-    expert = _best(utility, order[:, num_classes:])  # [N]
-    gain = utility - pick(beliefs, predicted)[:, None]  # [N, J]
-    ahead = order[:, num_classes:] > pick(order, predicted)[:, None]  # [N, J]
+    order = beliefs.new_zeros(1).expand(beliefs.shape) if order is None else order  # zeros: no order among equals
+    rows = zip(beliefs.split(ROWS), utility.split(ROWS), order.split(ROWS), strict=True)
+    parts = [_decide(*some, num_classes) for some in rows]
+    return Decision(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _decide(beliefs: Tensor, utility: Tensor, order: Tensor, num_classes: int) -> Decision:
+    """The decision of some rows: beliefs [B, K+J], the experts' utility [B, J], order [B, K+J]."""
+    predicted = _best(beliefs[:, :num_classes], order[:, :num_classes])  # [B]
+    expert = _best(utility, order[:, num_classes:])  # [B]
+    gain = utility - pick(beliefs, predicted)[:, None]  # [B, J]
+    ahead = order[:, num_classes:] > pick(order, predicted)[:, None]  # [B, J]
     gain = gain.masked_fill((gain == 0) & ahead, torch.finfo(gain.dtype).tiny)
     return Decision(predicted, expert, gain, torch.zeros_like(gain, dtype=torch.bool)).at_price(0)
 

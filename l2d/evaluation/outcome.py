@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from l2d.decisions import Decision, decide, pick
+from l2d.decisions.decide import ROWS
 from l2d.systems import ScoreSystem, System
 from l2d.task import Truth
 from l2d.training.loop import Predicted
@@ -101,7 +102,7 @@ def observe(
     Only an expert whose answer is recorded is available: what nobody said cannot be scored. The rule gets `beliefs`,
     `num_classes`, `available`, `order`, and whatever else it is `fitted_on` (such as the `held_out` outcome).
     """
-    beliefs = system.beliefs(predicted.outputs)  # [N, K+J]
+    beliefs = _believed(system, predicted.outputs)  # [N, K+J]
     answers = predicted.answers
     decision = rule(
         beliefs=beliefs,
@@ -120,3 +121,13 @@ def observe(
         samples=predicted.samples,
         truth=truth,
     )
+
+
+def _believed(system: System, outputs: Tensor) -> Tensor:
+    """The beliefs [N, K+J], some rows at a time, which bounds the memory for what is computed on the way."""
+    first = system.beliefs(outputs[:ROWS])
+    beliefs = first.new_empty(len(outputs), first.shape[1])
+    beliefs[:ROWS] = first
+    for start in range(ROWS, len(outputs), ROWS):
+        beliefs[start : start + ROWS] = system.beliefs(outputs[start : start + ROWS])
+    return beliefs
