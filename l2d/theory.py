@@ -18,8 +18,8 @@ from l2d.losses.base import BELIEFS
 def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct (y, m) that a loss can tell apart: labels [N], correct [N, J] and their probability [N], all positive."""
     cells = joint.nonzero()  # [cells, 1 + J]
-    labels, expert_predictions = cells[:, :1], cells[:, 1:]
-    distinct = torch.cat([labels, (expert_predictions == labels).long()], dim=1)
+    labels, answers = cells[:, :1], cells[:, 1:]
+    distinct = torch.cat([labels, (answers == labels).long()], dim=1)
     distinct, group = distinct.unique(dim=0, return_inverse=True)  # [N, 1 + J]
     mass = torch.zeros(len(distinct), dtype=torch.float64).index_add(0, group, joint[cells.unbind(1)].double())
     return distinct[:, 0], distinct[:, 1:].bool(), mass / mass.sum()

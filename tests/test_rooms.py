@@ -1,7 +1,12 @@
 """The import graph: a room (a package of l2d) imports only from the rooms before it."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import l2d
 
@@ -79,3 +84,33 @@ def test_few_functions_have_more_than_six_parameters():
                     wide.add(node.name)
     targets = {"synthetic", "imagenet_dogs", "disjoint", "overlapped", "full_evaluation"}
     assert wide <= targets
+
+
+IMPORT_ALL = """
+import logging, os, pkgutil, sys
+import filelock, matplotlib.pyplot, multiprocessing.pool, pandas, rich, timm, torch, wandb  # they may do as they like
+before = (list(sys.path), dict(os.environ), list(logging.root.handlers))
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None  # as on Windows: importing them would fail
+import importlib, l2d
+for module in pkgutil.walk_packages(l2d.__path__, "l2d."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+assert (list(sys.path), dict(os.environ), list(logging.root.handlers)) == before
+assert matplotlib.rcParams._get_backend_or_none() is None
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+assert not OmegaConf.has_resolver("l2d.run_name")
+basic = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+assert Plugins.instance().class_name_to_class[basic].__name__ == "BasicSweeper"
+assert not os.listdir(".")
+print("imported")
+"""
+
+
+@pytest.mark.slow
+def test_importing_the_package_has_no_side_effects_and_needs_nothing_of_unix(tmp_path):
+    code = [sys.executable, "-W", "error", "-c", IMPORT_ALL]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    child = subprocess.run(code, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert child.stdout == "imported\n", child.stderr[-2000:]
