@@ -7,7 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _LOG = logging.getLogger("l2d")
 _LOG.addHandler(logging.NullHandler())  # without any handler, logging itself would print warnings to stderr
@@ -83,14 +83,17 @@ def _how_to_quote(override: str, message: str) -> str:
 
 
 def show(text: str) -> None:
-    """Print to standard output; once its reader is gone (as after `| head -1`), this and all later output is dropped."""
+    """Print to standard output; once that fails (its reader is gone, its disk full), this and all later output is dropped."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def notify(text: str) -> None:
     """Notify the user while the program goes on: one line on stderr and one in the run's log."""
-    _LOG.warning(text)
-    sys.stderr.write(f"l2d: {text}\n")
+    with suppress(OSError, ValueError):  # a closed terminal, a full disk: no reason to stop
+        _LOG.warning(text)
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"l2d: {text}\n")
+        sys.stderr.flush()

@@ -7,8 +7,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGUSR2 = getattr(signal, "SIGUSR2", None)  # Windows has neither of the two
-SIGNALS = tuple(s for s in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGUSR1", None), SIGUSR2) if s is not None)
+_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # Windows has the first two
+SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Interrupted(SystemExit):
@@ -22,7 +22,8 @@ class StopSignal:
     """`with StopSignal() as stop`: a signal ends the run at once. After `stop.patiently()` it only sets `stop.received` to its
     number (0: no signal yet), and the training loop stops after the step.
 
-    SIGUSR2 is handled only if a handler (of a cluster's launcher) is installed; `leave` then calls that handler.
+    SIGUSR2 is handled only if a handler (of a cluster's launcher) is installed; `leave` then calls that handler. A signal that
+    is ignored stays ignored, as SIGHUP is under nohup.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,8 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for signum in SIGNALS:
                 before = signal.getsignal(signum)
-                if signum != SIGUSR2 or callable(before):
+                launcher_only = signum == getattr(signal, "SIGUSR2", None) and not callable(before)
+                if before is not signal.SIG_IGN and not launcher_only:
                     self.before[signum] = before
                     signal.signal(signum, self._on_signal)
         return self

@@ -20,6 +20,7 @@ from l2d.signals import StopSignal
 from l2d.systems import load_system, weight_facts
 from l2d.task import load_task
 from l2d.tracking.facts import run_facts
+from l2d.tracking.harmless import Harmless
 from l2d.tracking.progress import ProgressReporter
 from l2d.tracking.run_folder import ReadOnlyFolder, RunFolder
 from l2d.tracking.trackers import NullTracker, Tracker, ending
@@ -34,8 +35,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     with StopSignal() as stop:
         with (RunFolder if ranks.first else ReadOnlyFolder)(run_folder(cfg), cfg) as folder:
             check(cfg)
-            reporter = ProgressReporter(cfg.verbose)
-            reporter.terminal.quiet = not ranks.first
+            display = ProgressReporter(cfg.verbose)
+            display.terminal.quiet = not ranks.first
+            reporter: Any = Harmless(display, "The display")
             result = folder.finished()
             if result and not cfg.force:
                 if reported_otherwise(cfg, result):
@@ -49,9 +51,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     return result["metrics"]
 
 
-def train(
-    cfg: DictConfig, folder: RunFolder, reporter: ProgressReporter, ranks: Ranks, stop: StopSignal
-) -> dict[str, Any]:
+def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
     started = time.perf_counter()
     place = Place.open(cfg.trainer, cfg.seed, ranks)
@@ -60,23 +60,23 @@ def train(
     place = place.take(system, cfg.trainer)
     loader = Loader(task.train, place, cfg.trainer.batch_size, cfg.seed, train=True)
     evaluator = Evaluator(cfg, system, task, place, loader)
-    tracker = build(cfg, "logger", Tracker) if ranks.first else NullTracker()
+    tracker: Any = Harmless(build(cfg, "logger", Tracker) if ranks.first else NullTracker(), "The logger")
     facts = run_facts(cfg, task, system, place)
 
-    with ending(tracker):
+    with ending(tracker, reporter):
         stop.patiently()
         state = TrainingState(cfg, system, loader, Checkpoints(folder.path, fingerprint(cfg)), stop)
-        with reporter.progress(facts, state.total_epochs, len(loader), cfg.trainer.batch_size):
-            folder.start(facts, resumed=state.restore())
-            folder.rows = state.rows
-            tracker.start(folder.path.name, plain(cfg), folder.path)
-            for row in fit(state, loader, reporter.step):
-                last = row["epoch"] == state.total_epochs
-                row |= evaluator.row(row["epoch"], final=last)
-                folder.add_epoch(row, last)
-                reporter.epoch(row)
-                tracker.log(row)
-
+        folder.start(facts, resumed=state.restore())
+        folder.rows = state.rows
+        tracker.start(folder.path.name, plain(cfg), folder.path)
+        reporter.start(facts, state.total_epochs, len(loader), cfg.trainer.batch_size)
+        for row in fit(state, loader, reporter.step):
+            last = row["epoch"] == state.total_epochs
+            row |= evaluator.row(row["epoch"], final=last)
+            folder.add_epoch(row, last)
+            reporter.epoch(row)
+            tracker.log(row)
+        reporter.stop()
         evaluated = evaluator.evaluated
         if ranks.first:
             evaluated.result["kept"] = keep(folder.path, system, evaluated.outcomes, task.ids(), cfg)

@@ -45,8 +45,7 @@ def row(epoch, **more):
 
 
 def test_the_header_shows_the_choices_without_interpreting_markup(capsys):
-    with ProgressReporter(verbose=True).progress(FACTS, epochs=1, steps=1, batch_size=10):
-        pass
+    ProgressReporter(verbose=True).start(FACTS, epochs=1, steps=1, batch_size=10)
     out = capsys.readouterr().out
     for said in ("dataset [bold]toy", "experts mixed", "loss picce_ce", "device cpu", "parameters 1,234,567"):
         assert said in out
@@ -54,11 +53,12 @@ def test_the_header_shows_the_choices_without_interpreting_markup(capsys):
 
 def test_plain_lines_come_at_most_once_a_second_and_show_the_time_left(capsys, clock):
     reporter = ProgressReporter(verbose=True)
-    with reporter.progress(FACTS, epochs=10, steps=4, batch_size=10):
-        for epoch, now in ((1, 102.0), (2, 102.5), (3, 104.0), (10, 200.0)):
-            clock.now = now
-            reporter.step(epoch - 1, 2, 1.0)
-            reporter.epoch(row(epoch, **(METRICS if epoch == 3 else {})))
+    reporter.start(FACTS, epochs=10, steps=4, batch_size=10)
+    for epoch, now in ((1, 102.0), (2, 102.5), (3, 104.0), (10, 200.0)):
+        clock.now = now
+        reporter.step(epoch - 1, 2, 1.0)
+        reporter.epoch(row(epoch, **(METRICS if epoch == 3 else {})))
+    reporter.stop()
     first, third, last = capsys.readouterr().out.splitlines()[1:]
     assert first == "epoch 1/10  loss 1.5000  2,048 images/s"
     # two epochs in the two seconds since the first line: seven more take 7 s
@@ -69,9 +69,10 @@ def test_plain_lines_come_at_most_once_a_second_and_show_the_time_left(capsys, c
 
 def test_verbose_false_prints_only_the_final_table(capsys, clock, tmp_path):
     reporter = ProgressReporter(verbose=False)
-    with reporter.progress(FACTS, epochs=2, steps=1, batch_size=10):
-        clock.now += 10
-        reporter.epoch(row(1))
+    reporter.start(FACTS, epochs=2, steps=1, batch_size=10)
+    clock.now += 10
+    reporter.epoch(row(1))
+    reporter.stop()
     assert capsys.readouterr().out == ""
     reporter.final(tmp_path, RESULT)
     header, numbers, compared, where = capsys.readouterr().out.splitlines()
@@ -110,8 +111,7 @@ def test_the_number_of_experts_is_that_of_the_panel(capsys, tmp_path, num, exper
     ProgressReporter(verbose=True).final(tmp_path, result)
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{title}  ")
     if experts:
-        with ProgressReporter(verbose=True).progress(FACTS | result, epochs=1, steps=1, batch_size=10):
-            pass
+        ProgressReporter(verbose=True).start(FACTS | result, epochs=1, steps=1, batch_size=10)
         assert "num_experts 2  " in capsys.readouterr().out
 
 
@@ -120,13 +120,14 @@ import time
 from l2d.tracking.progress import ProgressReporter
 
 reporter = ProgressReporter(verbose=True)
-with reporter.progress({FACTS!r}, epochs=2, steps=4, batch_size=10):
-    for step in (1, 2, 3, 4):
-        time.sleep(0.1)
-        reporter.step(0, step, 0.25)
-        reporter.bar and reporter.bar.refresh()
-    reporter.epoch({row(1)!r})
+reporter.start({FACTS!r}, epochs=2, steps=4, batch_size=10)
+for step in (1, 2, 3, 4):
+    time.sleep(0.1)
+    reporter.step(0, step, 0.25)
     reporter.bar and reporter.bar.refresh()
+reporter.epoch({row(1)!r})
+reporter.bar and reporter.bar.refresh()
+reporter.stop()
 print("bar gone:", reporter.bar is None)
 """
 

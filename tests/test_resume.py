@@ -134,7 +134,7 @@ def test_a_run_of_many_stages_killed_25_times_ends_bit_identical(workplace):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_the_run_with_a_checkpoint_and_the_next_start_continues(workplace, undisturbed, signum):
     child = start_and_wait_for_checkpoints(3)
     os.kill(child.pid, signum)

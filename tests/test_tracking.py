@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -262,7 +263,7 @@ def offline(tmp_path, monkeypatch, composed):
         (folder / "metrics.csv").write_text("epoch,system_error\n1,21.5\n2,\n3,22.0\n")
         result = {"status": "finished", "metrics": METRICS, "experts": EXPERTS}
         (folder / "result.json").write_text(json.dumps(result))
-        with ending(tracker):
+        with ending(tracker, Mock()):
             tracker.start(folder.name, config, folder)
             tracker.log({"epoch": 1, "loss": 2.0})
             if error:

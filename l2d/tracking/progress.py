@@ -1,8 +1,8 @@
 """What a run prints on the terminal: a header, progress, the final table. Inside a sweep: one line per cell."""
 
+import errno
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,25 @@ COMPARED_WITH = {"classifier alone": "classifier_accuracy"}
 COMPARED_WITH |= {metric.label.removesuffix(" (%)").lower(): metric.name for metric in REFERENCE}
 
 
+class Terminal(Console):
+    """Raises an error of writing; rich would end the program with SystemExit when the reader of a pipe is gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class ProgressReporter:
     """On a terminal a live bar, otherwise a plain line per epoch, at most one a second."""
 
     def __init__(self, verbose: bool):
         self.verbose = verbose
-        self.terminal = Console(highlight=False, soft_wrap=True)
+        self.terminal = Terminal(highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         self.last_step: tuple[float, int] | None = None  # (time, step in the epoch)
         self.first_row: tuple[float, int] | None = None  # (time, epoch)
 
-    @contextmanager
-    def progress(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> Iterator[None]:
-        """Print the header and show the bar while the training runs inside."""
+    def start(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> None:
+        """Print the header and show the bar."""
         self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
         self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
@@ -47,12 +53,12 @@ class ProgressReporter:
             self.what = f"{facts['choices']['loss']} J={num_experts(facts)} epoch"
             self.task = self.bar.add_task("", total=epochs, what=f"{self.what} 1/{epochs}")
             self.bar.start()
-        try:
-            yield
-        finally:
-            if self.bar:
-                self.bar.stop()
-                self.bar = None
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        bar, self.bar = self.bar, None
+        if bar:
+            bar.stop()
 
     def step(self, epoch: int, step: int, loss: float) -> None:
         """Show the loss after `step` of `self.steps` steps; epochs count from 0."""
@@ -118,6 +124,7 @@ class ProgressReporter:
 
     def print(self, text: str) -> None:
         self.terminal.print(text, markup=False)
+        self.terminal.file.flush()  # an error shows here, not when the process ends
 
 
 def num_experts(facts: dict[str, Any]) -> int | None:

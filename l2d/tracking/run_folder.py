@@ -53,7 +53,7 @@ class RunFolder:
     def __init__(self, path: Path, cfg: DictConfig):
         self.path, self.cfg = path, cfg
         self.rows: list[dict[str, Any]] = []
-        self.started = False
+        self.started = self.completed = False
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.started and error is not None:
+        if self.started and not self.completed and error is not None:
             status = (
                 {"status": "failed", "error": sentence(error)}
                 if isinstance(error, Exception)
@@ -120,6 +120,7 @@ class RunFolder:
         """Write result.json and return its content: the schema version, `result`, the facts and the fingerprint."""
         whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, "fingerprint": fingerprint(self.cfg)}
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
+        self.completed = result["status"] == "finished"  # from here on nothing replaces it
         return whole
 
     def replace_result(self, result: dict[str, Any]) -> dict[str, Any]:

@@ -33,11 +33,12 @@ class Tracker(Protocol):
 
 
 @contextmanager
-def ending(tracker: Tracker) -> Iterator[None]:
-    """If the run fails or is stopped inside, finish it in the tracker too, so that it is not shown as running."""
+def ending(tracker: Tracker, reporter: Any) -> Iterator[None]:
+    """If the run fails or is stopped inside, remove its bar and finish it in the tracker, so that it is not shown as running."""
     try:
         yield
     except BaseException as error:
+        reporter.stop()
         tracker.finish({"status": "failed" if isinstance(error, Exception) else "interrupted"})
         raise
 
