@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from l2d.atomic import atomic_write
 from l2d.compose import add_config_dir, compose
 from l2d.conf_files import Folders, group_files
-from l2d.config import check
+from l2d.config import check, flatten
 from l2d.errors import UserError, errors_as_sentences, notify
 from l2d.identity import choices, data_digest, eight_digits, identity, register_resolvers
 from l2d.tracking.run_folder import environment, read_result
@@ -31,9 +31,12 @@ Evaluate a trained system again and write the metrics to evaluation.json in its 
 
 The setting is the config.yaml of the run. evaluation=... and rule=... are answered from what the run kept, without its model
 and its data. dataset=..., experts=... and any other key=value read both again: the test set of that setting is predicted, its
-classes and experts matched by name."""
+classes and experts matched by name. Code that the run names and that is not l2d's own (a loss of yours, say) is run only
+with trust=true: a folder may come from someone else."""
 WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
 OUTCOME = "outcome.safetensors"
+OWN_WORDS = ("ckpt=", "out=", "trust=")
+CALLED = ("dataset", "experts", "backbone", "loss", "system", "rule", "evaluation")  # groups whose targets are called
 FROM_OUTCOME = {"evaluation", "rule"}  # groups that can change without predicting again
 
 
@@ -55,22 +58,24 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run, or the weights in it")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes, and out=FILE")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes, out=FILE, trust=true")
     add_config_dir(parser)
     options = parser.parse_intermixed_args(arguments)
     with errors_as_sentences():
         register_resolvers()
         words = [options.run, *options.settings]
-        own = dict(word.split("=", 1) for word in words if word.startswith(("ckpt=", "out=")))
+        own = dict(word.split("=", 1) for word in words if word.startswith(OWN_WORDS))
         if not options.run.startswith("ckpt="):
             own.setdefault("ckpt", options.run)
-        changes = [word for word in options.settings if not word.startswith(("ckpt=", "out="))]
-        run = find_run(own["ckpt"])
+        changes = [word for word in options.settings if not word.startswith(OWN_WORDS)]
+        if own.get("trust", "false") not in ("true", "false"):
+            raise UserError(f"trust={own['trust']} must be true or false.")
+        run = find_run(own["ckpt"], trust=own.get("trust") == "true")
         evaluate_run(run, changes, options.config_dir, Path(own.get("out") or run.folder / "evaluation.json"))
 
 
-def find_run(path: str) -> Run:
-    """The run in a folder, or the one whose weights these are."""
+def find_run(path: str, trust: bool = False) -> Run:
+    """The run in a folder, or the one whose weights these are. Only with `trust` may it name code that is not l2d's own."""
     given = Path(path)
     weights = None if given.is_dir() else given
     folder = given if weights is None else given.parent
@@ -80,6 +85,8 @@ def find_run(path: str) -> Run:
             "config.yaml beside it."
         )
     run = Run(folder, weights, saved_config(folder), read_result(folder) or {})
+    if not trust:
+        refuse_foreign_code(run)
     refuse_edited(run)
     return run
 
@@ -88,7 +95,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """The config.yaml of a run as plain values, those of version 0.1 with today's keys."""
     file = folder / "config.yaml"
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        saved = OmegaConf.to_container(OmegaConf.load(file), resolve=False)  # a run writes it resolved
     except FileNotFoundError as error:
         raise UserError(f"{file} is missing; keep the weights beside the config.yaml of their run.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -244,6 +251,21 @@ def matched(task: "Task", weights: "Weights", path: Path) -> "Task":
             f"({_some(task.expert_names)}); they must be the same, in any order."
         )
     return task.reordered(classes, experts)
+
+
+def refuse_foreign_code(run: Run) -> None:
+    """A run's folder may come from someone else: what its config.yaml names is imported and called."""
+    for key, value in flatten({group: run.config.get(group) or {} for group in CALLED}).items():
+        named = value if isinstance(value, list) else [value]
+        where = key.rpartition(".")[2] in ("_target_", "formulation", "base", "metrics")
+        for name in named if where else []:
+            if isinstance(name, str) and "." in name and not name.startswith("l2d."):
+                raise UserError(
+                    f"{run.folder / 'config.yaml'} names {key}={name}, which is not part of l2d and would be run; "
+                    "if you trust this folder, add trust=true."
+                )
+    if "${" in json.dumps(run.config):
+        raise UserError(f"{run.folder / 'config.yaml'} has a value with ${{...}}; a run writes none, so it was edited.")
 
 
 def refuse_edited(run: Run) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import l2d.evaluate
@@ -259,6 +260,36 @@ def test_damaged_or_dangerous_files_are_refused_and_nothing_is_run(cli, folder, 
     hurt(folder)
     assert named in refused(cli(folder))
     assert not Path("it-ran").exists() and not (folder / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [
+        ("loss", "_target_", "subprocess.getoutput"),
+        ("loss", "formulation", "os.system"),
+        ("dataset", "_target_", "os.getcwd"),
+        ("rule", "_target_", "shutil.rmtree"),
+        ("evaluation", "metrics", ["antigravity.fly"]),
+    ],
+)
+def test_a_folder_from_someone_else_runs_no_code_of_its_own(cli, folder, group, key, value):
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config[group][key] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    named = value if isinstance(value, str) else value[0]
+    for what in ("", "model.safetensors"):
+        assert f"{group}.{key}={named}" in refused(cli(folder / what))
+    assert "trust=maybe" in refused(cli(folder, "trust=maybe"))
+
+
+def test_no_interpolation_of_a_saved_config_is_resolved(cli, folder, monkeypatch):
+    monkeypatch.setenv("SECRET", "hunter2")
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("name: synthetic", "name: ${oc.env:SECRET}"))
+    for more in ((), ("trust=true",)):
+        code, out, err = cli(folder, *more)
+        assert code == 2 and "hunter2" not in out + err
+    assert not (folder / "evaluation.json").exists()
 
 
 def test_a_path_without_weights_is_refused(cli, folder):

@@ -150,12 +150,12 @@ def test_parts_from_outside_are_found_by_all_commands(workplace, capfd):
         f"start {file.parent.name}", *(f"epoch {n}" for n in range(1, 6)), "finished",
     ]  # fmt: skip
 
-    main(["evaluate", str(file.parent), *own])
+    main(["evaluate", str(file.parent), *own, "trust=true"])
     again = json.loads(file.with_name("evaluation.json").read_text())
     assert again["metrics"] == result["metrics"] and again["source"] == "outcome"
-    main(["evaluate", str(file.parent / "model.safetensors"), *own])
+    main(["evaluate", str(file.parent / "model.safetensors"), *own, "trust=true"])
     assert json.loads(file.with_name("evaluation.json").read_text())["metrics"] == result["metrics"]
-    main(["evaluate", str(file.parent), *own, "rule=best"])
+    main(["evaluate", str(file.parent), *own, "rule=best", "trust=true"])
     bold = json.loads(file.with_name("evaluation.json").read_text())["metrics"]
     assert bold["questions"] > result["metrics"]["questions"]  # a rule is a choice after the training
 
