@@ -63,6 +63,12 @@ def careful(beliefs, num_classes, available, order, margin):
     return decide(beliefs, num_classes, available=available, order=order).at_price(margin)
 
 
+def rationed(beliefs, num_classes, available, order, held_out):
+    """Ask in at most a tenth of the cases, at the price that held-out data tell."""
+    free = decide(beliefs, num_classes, available=available, order=order)
+    return free if held_out is None else free.at_price(held_out.decision.margin.quantile(0.9).item())
+
+
 def questions(outcome):
     return 100 * outcome.decision.deferred.double().mean().item()
 
@@ -105,6 +111,7 @@ class Diary:
 FILES = {
     "loss/apart.yaml": "_target_: brought.Decoupled\nname: apart\nsharpness: 1.5\n",
     "system/head_last.yaml": "_target_: brought.HeadLast\nname: head_last\nhead_epochs: 2\n",
+    "rule/rationed.yaml": "_target_: brought.rationed\nname: rationed\n",
     "rule/careful.yaml": "_target_: brought.careful\nname: careful\nmargin: 0.3\n",
     "experts/night.yaml": "_target_: brought.night_shift\nname: night\nnum: 2\nresample: once\n",
     "dataset/stripes.yaml": "_target_: brought.stripes\nname: stripes\ncount: 240\n",
@@ -200,3 +207,24 @@ def test_a_run_is_an_input_of_another_and_keeps_what_fits(workplace, capfd):
         json.loads(second.with_name("result.json").read_text())["fingerprint"]
         != json.loads(first.with_name("result.json").read_text())["fingerprint"]
     )
+
+
+@pytest.mark.parametrize("held_out", [0, 0.25])
+def test_a_rule_that_is_fitted_on_held_out_data_works_in_every_evaluation(workplace, held_out):
+    words = (
+        *SETTING,
+        "rule=rationed",
+        "experts=specialist",
+        "experts.num=1",
+        "experts.group=a",
+        "trainer.eval_every=1",
+    )
+    Path("brought.py").write_text(Path("brought.py").read_text().replace(
+        "Split(images[half:], labels[half:]))", 'Split(images[half:], labels[half:]), {"a": [0, 1, 2]})'
+    ))  # fmt: skip
+    main(["train", "--config-dir", "my_conf", *words, f"held_out={held_out}"])
+    (file,) = Path("outputs").glob("*/*/metrics.csv")
+    coverage = pd.read_csv(file)["coverage"]
+    assert coverage.notna().all()
+    if held_out:
+        assert coverage.iloc[-1] > 70  # a tenth on held-out data, and not far from it on the test split

@@ -106,9 +106,8 @@ class Evaluator:
         }
         self.probe_batch: Batch | None = None
         if cfg.evaluation._target_:
-            size = (
-                train.batch_size if cfg.trainer.compile else PROBE_SIZE
-            )  # reuse a batch shape that is already compiled
+            # a compiled system reuses the batch shape of training
+            size = train.batch_size if cfg.trainer.compile else PROBE_SIZE
             self.probe_batch = Batch(*(part[:size] for part in next(train.epoch())))
 
     def row(self, epoch: int, final: bool) -> dict[str, Any]:
@@ -122,9 +121,17 @@ class Evaluator:
             self.evaluated = evaluate(self.cfg, self.system, predicted, self.task.truth)
             row |= self.evaluated.result["metrics"]
         elif every and epoch % every == 0:
-            outcome = observe(self.system, predict(self.system, self.loaders["test"]), chosen_rule(self.cfg))
-            row |= measure(outcome, chosen_metrics(self.cfg))
+            row |= measure(self._observed(), chosen_metrics(self.cfg))
         if self.probe_batch is not None:
             outputs = forward(self.system, self.probe_batch, self.place)
             row |= self.system.underfitting(outputs, self.probe_batch.labels, self.probe_batch.answers)
         return row
+
+    def _observed(self) -> Outcome:
+        """The outcome on the test split as the system is now; held-out data are predicted only for a rule that uses them."""
+        fitted = "held_out" in bind(self.cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
+        held_out = None
+        if fitted and "held_out" in self.loaders:
+            held_out = observe(self.system, predict(self.system, self.loaders["held_out"]))
+        test = predict(self.system, self.loaders["test"])
+        return observe(self.system, test, chosen_rule(self.cfg), held_out=held_out)
