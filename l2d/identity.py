@@ -77,7 +77,7 @@ def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:
 
 
 def data_digest(cfg: DictConfig) -> str:
-    """Identifies the data of a config by its listing, without opening an input; '' where they follow from the settings.
+    """Identifies the data of a config by its listing, without decoding an input; '' where they follow from the settings.
 
     The same data under another path, or with other times, are the same. A dataset that has no listing is built.
     """
