@@ -130,8 +130,8 @@ class RunFolder:
         return result
 
     def write_weights(self, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
-        """Write model.safetensors."""
-        content = pack(tensors, metadata)
+        """Write model.safetensors, which says of which run it is."""
+        content = pack(tensors, {**metadata, "fingerprint": json.dumps(fingerprint(self.cfg))})
         atomic_write(self.path / "model.safetensors", lambda file: file.write(content))
 
     def _write(self, name: str, text: str, durable: bool = True) -> None:
@@ -187,7 +187,7 @@ class RunFolder:
         theirs, ours = flatten(settings(DictConfig(OmegaConf.load(saved)))), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
         if not different and before.get("fingerprint") != fingerprint(self.cfg):
-            different = ["its data, or the run that it started from"]
+            different = ["its data, its own code, or the run that it started from"]
         if different:
             raise UserError(
                 f"{self.path} holds another run, which differs in {', '.join(different)}; choose another folder, or leave "
