@@ -1,7 +1,6 @@
 """Read this first: run(cfg) takes a config through the package, Task -> System -> stages -> Outcome -> record."""
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
-    started = time.perf_counter()
     place = Place.open(cfg.trainer, cfg.seed, ranks)
     task = load_task(cfg)
     system = load_system(cfg, task)
@@ -81,8 +79,8 @@ def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop:
         if ranks.first:
             evaluated.result["kept"] = keep(folder.path, system, evaluated.outcomes, task.ids(), cfg)
             folder.write_weights(system.state_dict(), weight_facts(facts))
-        cost = {"seconds": time.perf_counter() - started, "peak_memory_mb": place.peak_memory_mb()}
-        result = folder.write_result({"status": "finished", **evaluated.result, **cost})
+        memory = {"peak_memory_mb": place.peak_memory_mb()}
+        result = folder.write_result({"status": "finished", **evaluated.result, **memory})
         if ranks.first:
             state.checkpoints.remove()
         tracker.finish(result)

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
-from l2d.atomic import TEMPORARY, atomic_write
+from l2d.atomic import TEMPORARY, append, atomic_write
 from l2d.config import flatten
 from l2d.errors import UserError, notify, sentence
 from l2d.evaluation import metrics
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and most commands do not ne
 SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
 MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
 HEADLINE = [metric.name for metric in metrics.HEADLINE]
+SIGNS_OF_LIFE = ("result.json", "metrics.csv", "checkpoint.pt")  # files that a run writes while it lasts
 LOCK = ".lock"
 OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
 LOCK_WAIT_S = 1  # `in_use` holds the lock for a moment, which must not stop a run from starting
@@ -53,7 +54,9 @@ class RunFolder:
     def __init__(self, path: Path, cfg: DictConfig):
         self.path, self.cfg = path, cfg
         self.rows: list[dict[str, Any]] = []
+        self.columns: list[str] = []  # of metrics.csv, as far as this process has written it
         self.started = self.completed = False
+        self.begun, self.attempts, self.seconds_before = time.monotonic(), 1, 0.0
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
@@ -95,6 +98,7 @@ class RunFolder:
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
         """From here on the folder belongs to this run: the files of an earlier attempt are removed, unless `resumed`."""
         self.facts, self.started = facts, True
+        self._count_earlier_attempts()
         old = (
             ["result.json"]
             if resumed
@@ -107,18 +111,30 @@ class RunFolder:
         self.write_result({"status": "running"})
 
     def add_epoch(self, row: dict[str, Any], last: bool) -> None:
-        """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json."""
-        self.rows.append({k: v for k, v in row.items() if not isinstance(v, list)})
-        columns = list(dict.fromkeys(k for row in self.rows for k in row))
+        """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json.
+
+        The row is appended. The whole file is written for an attempt's first row, for a new column, and for the last row.
+        """
+        row = {k: v for k, v in row.items() if not isinstance(v, list)}
+        self.rows.append(row)
+        kept = bool(self.columns) and (self.path / "metrics.csv").is_file()
+        whole = last or not kept or not row.keys() <= set(self.columns)
+        if whole:
+            self.columns = list(dict.fromkeys(k for row in self.rows for k in row))
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        self._write("metrics.csv", text.getvalue(), durable=last)  # until then a checkpoint holds the rows too
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        if whole:
+            writer.writeheader()
+            writer.writerows(self.rows)
+            self._write("metrics.csv", text.getvalue(), durable=last)  # until then a checkpoint holds the rows too
+        else:
+            writer.writerow(row)
+            self._append("metrics.csv", text.getvalue())
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Write result.json and return its content: the schema version, `result`, the facts and the fingerprint."""
-        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, "fingerprint": fingerprint(self.cfg)}
+        """Write result.json and return its content: the schema version, `result`, the facts, what it took and the fingerprint."""
+        took = {"attempts": self.attempts, "seconds": self.seconds_before + time.monotonic() - self.begun}
+        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, **took, "fingerprint": fingerprint(self.cfg)}
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
         self.completed = result["status"] == "finished"  # from here on nothing replaces it
         return whole
@@ -136,6 +152,22 @@ class RunFolder:
 
     def _write(self, name: str, text: str, durable: bool = True) -> None:
         atomic_write(self.path / name, lambda file: file.write(text.encode()), durable)
+
+    def _append(self, name: str, text: str) -> None:
+        append(self.path / name, text.encode())
+
+    def _count_earlier_attempts(self) -> None:
+        """Attempts at this run that did not finish it. One that was killed took until its last sign of life."""
+        before = read_result(self.path) or {}
+        attempts, seconds = before.get("attempts"), before.get("seconds")
+        if not isinstance(attempts, int) or not isinstance(seconds, int | float) or before.get("status") == "finished":
+            return
+        if self.cfg.get("force") or self.cfg.get("resume") == "never":
+            return
+        if before.get("status") == "running":
+            signs = [(self.path / name).stat().st_mtime for name in SIGNS_OF_LIFE if (self.path / name).exists()]
+            seconds += max(0.0, max(signs) - (self.path / "result.json").stat().st_mtime)
+        self.attempts, self.seconds_before = attempts + 1, seconds
 
     def _lock(self) -> None:
         """The kernel releases the lock when its process dies, so a stale lock never blocks."""
@@ -198,6 +230,9 @@ class RunFolder:
 class ReadOnlyFolder(RunFolder):
     """The folder for all ranks but the first: nothing is written."""
 
+    def _append(self, name: str, text: str) -> None:
+        pass
+
     def __enter__(self) -> "ReadOnlyFolder":
         return self
 
@@ -250,7 +285,8 @@ def sweep_progress() -> str:
     todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
     ended_now = sum(_ended_since(folder, manifest["started"]) for folder in todo)
     ended, total = len(manifest["cells"]) - len(todo) + ended_now, len(manifest["cells"])
-    left = (time.time() - manifest["started"]) / ended_now * (total - ended) if ended_now else None
+    passed = max(0.0, time.time() - manifest["started"])  # the clock may have been set back
+    left = passed / ended_now * (total - ended) if ended_now else None
     return f"[{ended} of {total}" + (f", {duration(left)} left]" if left else "]")
 
 
