@@ -27,7 +27,8 @@ class Truth(NamedTuple):
 
 @dataclass
 class Task:
-    """`train` is trained on, `test` is reported, `held_out` is cut from the training data, for what is fitted after training."""
+    """`train` is trained on, `test` is reported, `held_out` is for what is fitted after training: the dataset's own validation
+    split, or a part of the training data."""
 
     dataset: Dataset
     panel: ExpertPanel
@@ -121,6 +122,13 @@ def make_task(cfg: DictConfig, dataset: Dataset) -> Task:
     train = Split(dataset.train.inputs, labels, panel.answers("train", labels), redraw)
     test = Split(dataset.test.inputs, dataset.test.labels, panel.answers("test", dataset.test.labels))
     _notify_few_answers(panel.names, train)
+    if dataset.held_out is not None:
+        if cfg.held_out:
+            raise UserError(
+                f"held_out={cfg.held_out:g}: dataset={dataset.name} has a validation split of its own; leave held_out=0."
+            )
+        held_out = dataset.held_out
+        return Task(dataset, panel, train, test, replace(held_out, answers=panel.answers("held_out", held_out.labels)))
     trained, held_out_rows = hold_out(len(train), cfg.held_out, cfg.seed)
     if held_out_rows is None:
         return Task(dataset, panel, train, test, None)

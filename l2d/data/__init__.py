@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from l2d.data.chaoyang import chaoyang
 from l2d.data.cifar100 import cifar100
 from l2d.data.dataset import MISSING, Batch, Dataset, Preprocessing, Split, listed_by
+from l2d.data.features import features
 from l2d.data.folder import folder
 from l2d.data.imagenet import imagenet_dogs
 from l2d.data.micebone import micebone
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from l2d.data.files import ImageFiles
     from l2d.data.loader import Loader
     from l2d.data.resident import Images
+    from l2d.data.vectors import Vectors
 
-_NEEDS_TORCH = {"ImageFiles": "files", "Images": "resident", "Loader": "loader"}
+_NEEDS_TORCH = {"ImageFiles": "files", "Images": "resident", "Loader": "loader", "Vectors": "vectors"}
 
 __all__ = [
     "MISSING",
@@ -27,8 +29,10 @@ __all__ = [
     "Loader",
     "Preprocessing",
     "Split",
+    "Vectors",
     "chaoyang",
     "cifar100",
+    "features",
     "folder",
     "imagenet_dogs",
     "listed_by",

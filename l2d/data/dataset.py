@@ -27,10 +27,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a stored image becomes a model input; enough to do the same to a new image."""
+    """How a stored input becomes a model's; enough to do the same to a new one.
 
-    shape: tuple[int, ...]  # [C, H, W] of what the model sees; evaluation takes the centre of larger images
-    mean: tuple[float, ...] = ()  # of pixels in [0, 1], per channel; empty: inputs are used as they are
+    Images are normalised on their way to the device. Vectors [D] are given as they are: the system standardises them.
+    """
+
+    shape: tuple[int, ...]  # [C, H, W] of what the model sees; evaluation takes the centre of larger images; or [D]
+    mean: tuple[
+        float, ...
+    ] = ()  # of pixels in [0, 1], per channel, or of every feature; empty: inputs are used as they are
     std: tuple[float, ...] = ()
     resize: int | None = None  # the shorter side of an image file before the centre is taken
     augment: str = "none"  # of training images; see l2d.data.augment
@@ -88,7 +93,7 @@ class Split:
 
 @dataclass
 class Dataset:
-    """Two splits, their classes, and the recorded answers of their annotators."""
+    """The splits, their classes, and the recorded answers of their annotators."""
 
     name: str
     class_names: list[str]
@@ -97,6 +102,7 @@ class Dataset:
     groups: dict[str, list[int]] = field(default_factory=dict)  # group -> its classes, in order
     annotators: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # name -> split -> answers [N]
     posterior: Callable[[Tensor], Tensor] | None = None  # inputs [B, ...] -> eta [B, K], where it is known
+    held_out: Split | None = None  # neither trained on nor reported: for what is fitted after training
 
     @property
     def num_classes(self) -> int:
@@ -105,6 +111,11 @@ class Dataset:
     @property
     def preprocessing(self) -> Preprocessing:
         return self.train.inputs.preprocessing
+
+    def splits(self) -> dict[str, Split]:
+        """By name; held_out only where there is one."""
+        splits = {"train": self.train, "test": self.test, "held_out": self.held_out}
+        return {name: split for name, split in splits.items() if split is not None}
 
 
 class Identified(Protocol):
@@ -138,11 +149,11 @@ class Generated:
 def content_digest(dataset: Dataset) -> str:
     """Identifies a dataset by what it holds: names, labels, answers and inputs (files by their names and contents)."""
     digest = hashlib.sha256(repr((dataset.class_names, dataset.groups, dataset.preprocessing)).encode())
-    for split in (dataset.train, dataset.test):
+    for split in dataset.splits().values():
         digest.update(split.labels.numpy().tobytes())
         digest.update(split.inputs.digest().encode())
     for name, answers in dataset.annotators.items():
         digest.update(name.encode())
-        for split_name in ("train", "test"):
+        for split_name in dataset.splits():
             digest.update(answers[split_name].tobytes())
     return digest.hexdigest()

@@ -10,7 +10,7 @@ from l2d.errors import UserError
 from l2d.experts.simulator import confusion_matrix, simulate, table_dtype, uniform_confusion
 
 Ids = list[str | int] | str | int  # names of annotators; YAML reads some as numbers
-_STREAMS = {"test": 0, "train": 1}  # training epoch e (resample=per_epoch) uses stream 1 + e
+_STREAMS = {"test": 0, "train": 1, "held_out": 1 << 40}  # training epoch e (resample=per_epoch) uses stream 1 + e
 
 
 @dataclass
@@ -68,8 +68,13 @@ def make_panel(experts: "ExpertPanel | np.ndarray", dataset: Dataset, resample: 
 
 def _check_recorded(panel: ExpertPanel, dataset: Dataset) -> None:
     """UserError where recorded answers do not fit the dataset's samples and classes."""
+    absent = [split for split in dataset.splits() if panel.recorded and split not in panel.recorded]
+    if absent:
+        raise UserError(
+            f"The experts have recorded answers on {', '.join(panel.recorded)} and none on {', '.join(absent)}."
+        )
     for split, table in panel.recorded.items():
-        wanted = (len(getattr(dataset, split)), panel.num - (0 if panel.confusion is None else len(panel.confusion)))
+        wanted = (len(dataset.splits()[split]), panel.num - (0 if panel.confusion is None else len(panel.confusion)))
         if table.shape != wanted or not ((table >= MISSING) & (table < dataset.num_classes)).all():
             raise UserError(
                 f"The experts' recorded answers on {split} have shape {table.shape}; they must be [{wanted[0]} samples, "
@@ -134,7 +139,7 @@ def _recorded(dataset: Dataset, names: list[str]) -> dict[str, np.ndarray]:
     dtype = table_dtype(dataset.num_classes)
     return {
         split: np.stack([dataset.annotators[name][split] for name in names], axis=1).astype(dtype)  # [N, J]
-        for split in ("train", "test")
+        for split in dataset.splits()
     }
 
 

@@ -1,4 +1,4 @@
-"""The small backbone for small images."""
+"""The small backbones, for inputs of any shape."""
 
 from itertools import pairwise
 from math import prod
@@ -12,14 +12,14 @@ from l2d.place.memory import available_memory
 
 
 class MLP(nn.Sequential):
-    """Flatten, `layers` x (Linear, ReLU), Linear to K+J scores."""
+    """Flatten, `layers` x (Linear, ReLU), Linear to K+J scores; with no layers, a linear model."""
 
     def __init__(
         self,
         num_outputs: int,
         image_shape: tuple[int, ...],
-        hidden: Annotated[int, Ge(1)],
         layers: Annotated[int, Ge(0)],
+        hidden: Annotated[int, Ge(1)] = 1,
     ):
         weights = hidden * (prod(image_shape) + max(layers - 1, 0) * hidden + num_outputs)
         needed = 3 * 4 * weights + 4096 * layers  # weights, gradients and momentum; Python objects of a layer

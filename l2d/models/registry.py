@@ -14,6 +14,8 @@ def timm_model(name: str, num_outputs: int, image_shape: tuple[int, ...], pretra
 
     import l2d.models.wide_resnet  # noqa: F401  registers wrn28 with timm
 
+    if len(image_shape) != 3:
+        raise UserError(f"backbone={name} needs images, and these inputs are vectors; choose backbone=mlp or linear.")
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         raise UserError(

@@ -1,5 +1,7 @@
 """From a config to a system."""
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +10,7 @@ from torch import nn
 
 from l2d.config import build
 from l2d.errors import UserError
+from l2d.models.standardise import Standardise
 from l2d.systems.system import System
 from l2d.systems.weights import start_from
 from l2d.task import Task
@@ -20,11 +23,14 @@ class Sizes(NamedTuple):
     num_experts: int
     input_shape: tuple[int, ...]  # of one input
     complete: bool  # no answer is missing
+    statistics: tuple[Sequence[float], Sequence[float]] | None = None  # mean and deviation of inputs that are vectors
 
 
 def load_system(cfg: DictConfig, task: Task) -> System:
     """The system of a config for a task: new, or started from the run that `init` names; `freeze` keeps parts fixed."""
-    sizes = Sizes(task.num_classes, task.num_experts, task.preprocessing.shape, task.complete)
+    given = task.preprocessing
+    statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
+    sizes = Sizes(task.num_classes, task.num_experts, given.shape, task.complete, statistics)
     system = make_system(cfg, sizes)
     if cfg.init:
         start_from(system, Path(cfg.init), task.class_names)
@@ -38,7 +44,10 @@ def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> Sy
     def backbone(num_outputs: int) -> nn.Module:
         if not with_backbone:
             return nn.Identity()
-        return build(cfg, "backbone", nn.Module, num_outputs=num_outputs, image_shape=sizes.input_shape)
+        body = build(cfg, "backbone", nn.Module, num_outputs=num_outputs, image_shape=sizes.input_shape)
+        if sizes.statistics is None:
+            return body
+        return nn.Sequential(OrderedDict(standardise=Standardise(*sizes.statistics), body=body))
 
     offered = {"num_classes": sizes.num_classes, "num_experts": sizes.num_experts}
     loss = build(cfg, "loss", **offered, complete=sizes.complete)

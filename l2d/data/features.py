@@ -1,0 +1,302 @@
+"""Inputs that are vectors, with labels and recorded answers, in one file: .npz, .parquet, .csv or .tsv."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from annotated_types import Interval
+
+from l2d.data.contents import file_digests
+from l2d.data.dataset import MISSING, Dataset, Preprocessing, Split, listed_by
+from l2d.data.manifest import cache_folder, class_index
+from l2d.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "held_out")}
+ARRAYS = ("x", "y", "answers", "split", "probabilities", "names", "ids", "classes")  # that an .npz may hold
+SUFFIXES = (".npz", ".parquet", ".csv", ".tsv")
+LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of its extra field
+ABSENT = {"", "nan", "na", "n/a", "none", "null", "<na>", "-1"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The file of a dataset of vectors."""
+
+    path: Path
+    cache: str | None
+
+    def digest(self) -> str:
+        """Of the file's content, read once."""
+        return file_digests(self.path.parent, [self.path.name], cache_folder(self.cache))[0]
+
+
+@dataclass
+class Table:
+    """What a file holds, before classes are numbered."""
+
+    x: np.ndarray  # [N, D] float16 or float32
+    labels: np.ndarray  # [N] numbers or names
+    split: np.ndarray | None = None  # [N] names
+    answers: dict[str, np.ndarray] = field(default_factory=dict)  # expert -> [N] numbers or names
+    ids: list[str] | None = None
+    classes: list[str] | None = None
+
+
+def list_features(path: str, cache: str | None) -> Listed:
+    """The file, which must exist."""
+    file = Path(str(path)).expanduser()
+    if not file.is_file() or file.suffix.lower() not in SUFFIXES:
+        raise UserError(f"dataset.path={path} must be a file that exists and ends in {', '.join(SUFFIXES)}.")
+    return Listed(file, cache)
+
+
+@listed_by(list_features)
+def features(
+    name: str,
+    path: str,
+    cache: str | None,
+    label: str,
+    split: str,
+    ids: str,
+    columns: str | list[str],
+    annotators: list[str] | None,
+    classes: list[str] | None,
+    groups: dict[str, list[str | int]] | None,
+    test_share: Annotated[float, Interval(gt=0, lt=1)],
+    split_seed: int,
+    standardise: bool,
+) -> Dataset:
+    """The task of one file. `label`, `split`, `ids` and `columns` (names, or the beginning of the names) say which columns of a
+    table are what; all others are `annotators`, unless those are listed. An .npz has arrays of its own names."""
+    import torch
+
+    from l2d.data.vectors import Vectors
+
+    file = list_features(path, cache).path
+    if file.suffix.lower() == ".npz":
+        table = read_arrays(file)
+    else:
+        table = read_table(file, label, split, ids, columns, annotators)
+    if annotators is not None:
+        absent = [a for a in annotators if a not in table.answers]
+        if absent:
+            raise UserError(
+                f"dataset.annotators names {', '.join(absent)}; {file} has {', '.join(table.answers) or 'none'}."
+            )
+        table.answers = {a: table.answers[a] for a in annotators}
+    class_names = classes or table.classes or infer_classes(table.labels, *table.answers.values())
+    labels = encode(table.labels, class_names, f"{file}, label")  # [N]
+    if (labels == MISSING).any():
+        raise UserError(
+            f"{file}, row {int((labels == MISSING).argmax()) + 1}, has no label; every row needs one, and classes are names or numbers from 0 on."
+        )
+    answers = {a: encode(given, class_names, f"{file}, {a}") for a, given in table.answers.items()}
+    rows = split_rows(table.split, len(labels), test_share, split_seed, file)
+    whole = Vectors(table.x, Preprocessing((table.x.shape[1],)), names=table.ids)
+    check_finite(whole.values, file)
+    mean, std = statistics(whole.take(torch.from_numpy(rows["train"])).parts()) if standardise else ((), ())
+    whole.preprocessing = Preprocessing((table.x.shape[1],), mean, std)
+    splits = {
+        part: Split(whole.take(torch.from_numpy(index)), torch.from_numpy(labels[index]))
+        for part, index in rows.items()
+    }
+    members = {
+        group: [class_index(c, class_names, f"dataset.groups.{group}") for c in chosen]
+        for group, chosen in (groups or {}).items()
+    }
+    recorded = {a: {part: given[index] for part, index in rows.items()} for a, given in answers.items()}
+    return Dataset(
+        name, class_names, splits["train"], splits["test"], members, recorded, held_out=splits.get("held_out")
+    )
+
+
+def read_arrays(file: Path) -> Table:
+    """The arrays of an .npz: x [N, D], y [N], and perhaps answers [N, J] (-1: none) or probabilities [N, J, K], whose most
+    likely class is the answer, split [N], names [J] of the experts, ids [N], classes [K]."""
+    arrays = load_npz(file)
+    unknown = sorted(arrays.keys() - set(ARRAYS))
+    if unknown or not {"x", "y"} <= arrays.keys():
+        raise UserError(
+            f"{file} holds {', '.join(sorted(arrays))}; it needs x and y and may have {', '.join(ARRAYS[2:])}."
+        )
+    x, y = arrays["x"], arrays["y"]
+    if x.ndim != 2 or x.dtype.kind not in "fiu" or not x.size:
+        raise UserError(f"{file}: x has shape {list(x.shape)} and type {x.dtype}; it must be numbers [N, D].")
+    given = arrays.get("answers")
+    if given is None and "probabilities" in arrays:
+        given = arrays["probabilities"].argmax(axis=-1)
+    table = {"y": y, "answers": given, "split": arrays.get("split"), "ids": arrays.get("ids")}
+    for key, dims in (("y", 1), ("answers", 2), ("split", 1), ("ids", 1)):
+        array = table[key]
+        if array is not None and (array.ndim != dims or len(array) != len(x)):
+            shape = "[N, J]" if dims == 2 else "[N]"
+            raise UserError(f"{file}: {key} has shape {list(array.shape)}; it must be {shape} with N = {len(x)}.")
+    answers: dict[str, np.ndarray] = {}
+    if given is not None:
+        names = arrays.get("names", np.array([f"expert_{j}" for j in range(given.shape[1])]))
+        if len(names) != given.shape[1] or len(set(names.tolist())) < len(names):
+            raise UserError(
+                f"{file}: names has {len(names)} entries; it must name the {given.shape[1]} experts, each once."
+            )
+        answers = {str(name): given[:, j] for j, name in enumerate(names)}
+    ids = None if table["ids"] is None else [str(i) for i in table["ids"]]
+    classes = [str(c) for c in arrays["classes"]] if "classes" in arrays else None
+    return Table(_floats(x), y, table["split"], answers, ids, classes)
+
+
+def load_npz(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, mapped into memory where they are not compressed."""
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with zipfile.ZipFile(file) as archive, np.load(file, allow_pickle=False) as loaded, file.open("rb") as raw:
+            for member in archive.infolist():
+                key = member.filename.removesuffix(".npy")
+                if member.compress_type != zipfile.ZIP_STORED:
+                    arrays[key] = loaded[key]
+                    continue
+                raw.seek(member.header_offset)
+                raw.seek(sum(LOCAL_HEADER.unpack(raw.read(LOCAL_HEADER.size))), 1)
+                version = np.lib.format.read_magic(raw)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, fortran, dtype = read(raw)
+                if dtype.hasobject or 0 in shape or not shape:
+                    arrays[key] = loaded[key]  # refuses objects
+                    continue
+                # mode c: writing would change a copy; torch warns about arrays that cannot be written
+                arrays[key] = np.memmap(file, dtype, "c", raw.tell(), shape, order="F" if fortran else "C")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, struct.error) as error:
+        raise UserError(f"{file} cannot be read as an .npz of plain arrays ({error}).") from error
+    return arrays
+
+
+def read_table(
+    file: Path, label: str, split: str, ids: str, columns: str | Sequence[str], annotators: Sequence[str] | None
+) -> Table:
+    """A table by the names of its columns."""
+    frame = _read_frame(file)
+    have = [str(column) for column in frame.columns]
+    frame.columns = have
+    free = [c for c in have if c not in (label, split, ids)]  # a label among the features would be no task
+    chosen = [c for c in free if c.startswith(columns)] if isinstance(columns, str) else [str(c) for c in columns]
+    for key, needed in (("label", [label]), ("columns", chosen), ("annotators", list(annotators or []))):
+        absent = [column for column in needed if column not in (have if key == "label" else free)]
+        if absent or (key == "columns" and not chosen):
+            named = ", ".join(absent) or columns
+            shown = ", ".join(have[:12]) + (", ..." if len(have) > 12 else "")
+            raise UserError(
+                f"dataset.{key}={named} fits no column of {file} that is free for it; its columns are {shown}."
+            )
+    others = [c for c in free if c not in chosen]
+    x = frame[chosen].apply(lambda column: column if column.dtype.kind in "fiub" else _numbers(column, file))
+    half = all(dtype == np.float16 for dtype in x.dtypes)
+    return Table(
+        x.to_numpy(np.float16 if half else np.float32),
+        frame[label].to_numpy(object),
+        frame[split].to_numpy(object) if split in have else None,
+        {a: frame[a].to_numpy(object) for a in (others if annotators is None else annotators)},
+        [str(i) for i in frame[ids]] if ids in have else None,
+    )
+
+
+def _read_frame(file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        if file.suffix.lower() == ".parquet":
+            return pd.read_parquet(file)
+        return pd.read_csv(file, sep="\t" if file.suffix.lower() == ".tsv" else ",", encoding="utf-8-sig")
+    except ImportError as error:
+        raise UserError(f"{file} needs pyarrow, which is not installed: pip install 'l2d[parquet]'.") from error
+    except (OSError, ValueError) as error:  # pandas and pyarrow derive their own from it
+        raise UserError(f"{file} cannot be read as a table ({' '.join(str(error).split())}).") from error
+
+
+def _numbers(column: pd.Series, file: Path) -> pd.Series:
+    import pandas as pd
+
+    try:
+        return pd.to_numeric(column)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}, column {column.name}, is not a column of numbers ({error}).") from error
+
+
+def _floats(x: np.ndarray) -> np.ndarray:
+    """float16 and float32 as they are; anything else as float32."""
+    return x if x.dtype in (np.float16, np.float32) else x.astype(np.float32)
+
+
+def infer_classes(*columns: np.ndarray) -> list[str]:
+    """The names of the classes found, sorted; where all are whole numbers from 0 on, all numbers up to the largest."""
+    found = {text for column in columns for text in map(_text, np.unique(column.astype(str))) if text is not None}
+    if all(text.isdecimal() for text in found):
+        return [str(k) for k in range(max(map(int, found), default=-1) + 1)]
+    return sorted(found)
+
+
+def encode(values: np.ndarray, class_names: list[str], where: str) -> np.ndarray:
+    """Classes by name or number -> [N] int64, MISSING where there is none."""
+    kinds, inverse = np.unique(values.astype(str), return_inverse=True)
+    texts = [_text(kind) for kind in kinds]
+    codes = [MISSING if text is None else class_index(text, class_names, where) for text in texts]
+    return np.asarray(codes, dtype=np.int64)[inverse]
+
+
+def _text(value: str) -> str | None:
+    """A cell as the name of a class, 1.0 as 1; None where there is nothing."""
+    text = value.strip()
+    if text.lower() in ABSENT:
+        return None
+    return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
+
+
+def split_rows(split: np.ndarray | None, count: int, test_share: float, seed: int, file: Path) -> dict[str, np.ndarray]:
+    """train, test and perhaps held_out -> the rows of it, sorted; drawn by seed where the file does not say."""
+    if split is None:
+        order, tests = np.random.default_rng(seed).permutation(count), round(test_share * count)
+        rows = {"test": np.sort(order[:tests]), "train": np.sort(order[tests:])}
+    else:
+        said, inverse = np.unique(split.astype(str), return_inverse=True)
+        unknown = [name for name in said if name.strip().lower() not in SPLITS]
+        if unknown:
+            raise UserError(f"{file}: split '{unknown[0]}' must be train, test or val.")
+        parts = np.array([SPLITS[name.strip().lower()] for name in said])[inverse]  # [N]
+        rows = {part: np.flatnonzero(parts == part) for part in ("train", "test", "held_out") if (parts == part).any()}
+    for part in ("train", "test"):
+        if not len(rows.get(part, ())):
+            raise UserError(f"{file} has no sample in its {part} split; it needs both train and test.")
+    return rows
+
+
+def check_finite(values: np.ndarray, file: Path, chunk: int = 1 << 16) -> None:
+    """UserError at the first value that is NaN or infinite."""
+    for start in range(0, len(values), chunk):
+        good = np.isfinite(values[start : start + chunk])
+        if not good.all():
+            row, column = np.argwhere(~good)[0].tolist()
+            raise UserError(
+                f"{file}: row {start + row + 1}, feature {column + 1}, is not a finite number; fill it or leave it out."
+            )
+
+
+def statistics(parts: Iterator[np.ndarray]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every feature over all parts [n, D], in float64; 1 for a feature that is constant."""
+    first = next(parts).astype(np.float64)
+    origin = first.mean(0)  # [D]; deviations from it are summed, so that little is cancelled
+    count, total, squares = 0, np.zeros_like(origin), np.zeros_like(origin)
+    for part in chain([first], parts):
+        away = part.astype(np.float64) - origin  # [n, D]
+        count, total, squares = count + len(away), total + away.sum(0), squares + np.square(away).sum(0)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - np.square(mean), 0))
+    constant = std <= 1e-7 * np.maximum(np.abs(origin), 1e-30)
+    return tuple((origin + mean).tolist()), tuple(np.where(constant, 1.0, std).tolist())
