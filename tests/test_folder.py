@@ -151,7 +151,7 @@ def test_streaming_keeps_the_files_on_disk(load, tmp_path):
     ("changed", "sentence"),
     [
         (("a/1.png", "", "train", "cat", "dog"), r"a/1\.png, label: '' is not a class"),
-        (("a/1.png", "cat", "val", "cat", "dog"), "split 'val' must be train or test"),
+        (("a/1.png", "cat", "exam", "cat", "dog"), "split 'exam' must be train, test, val"),
         (("a/1.png", "cat", "train", "lion", "dog"), "ada: 'lion' is not a class"),
         (("a/1.png", "cat", "test", "owl", "dog"), "Class cat has test images .* no training images"),
         (("a/2.png", "cat", "train", "cat", "dog"), "'a/2.png' is listed twice"),
@@ -188,11 +188,75 @@ def test_invalid_manifests_are_rejected(load, tmp_path, content, sentence):
         load("dataset.manifest=labels.csv")
 
 
+@pytest.mark.parametrize(
+    ("called", "splits", "held_out"),
+    [
+        ({"train": "train", "test": "test", "val": "val"}, None, 3),
+        ({"train": "train", "test": "val"}, None, None),
+        ({"train": "train", "test": "valid"}, {"test": "valid"}, None),
+        ({"train": "Training", "test": "val", "val": "test"}, {"train": "training", "test": "val", "val": "test"}, 3),
+    ],
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_splits_by_whatever_name(load, tmp_path, called, splits, held_out, listed):
+    """3 images a split and class; as a folder tree, and as a manifest of the same."""
+    rows = []
+    for split, folder in called.items():
+        for name in ("cat", "NA"):
+            (tmp_path / "data" / folder / name).mkdir(parents=True)
+            for n in range(3 if split == "val" else 4):
+                path = f"{folder}/{name}/{n}.png"
+                Image.new("RGB", (40, 40), (n, 0, 0)).save(tmp_path / "data" / path)
+                rows.append((path, name, folder))
+    words = []
+    if listed:
+        text = "\n".join("\t".join(row) for row in [("path", "label", "split"), *rows])
+        (tmp_path / "data/labels.tsv").write_text(text)
+        words = ["dataset.manifest=labels.tsv", "dataset.classes=[NA,cat]"]
+    dataset = load(*words, *([f"dataset.splits={splits}".replace("'", "")] if splits else []))
+    assert dataset.class_names == ["NA", "cat"]
+    assert len(dataset.train) == len(dataset.test) == 8
+    assert (dataset.held_out and len(dataset.held_out)) == (held_out and 2 * held_out)
+    first = called["test"]
+    assert all(name.startswith(f"{first}/") for name in dataset.test.inputs.ids())
+
+
+@pytest.mark.parametrize("splits", ["{exam: val}", "{train: a, test: a}"])
+def test_splits_that_make_no_sense_are_refused(load, tmp_path, splits):
+    write_tree(tmp_path / "data")
+    with pytest.raises(UserError, match=r"dataset\.splits="):
+        load(f"dataset.splits={splits}")
+
+
+@pytest.mark.parametrize(("suffix", "mark"), [(".csv", ";"), (".tsv", "\t"), (".csv", "\t"), (".txt", "|")])
+def test_tables_with_other_delimiters_and_gaps_as_pandas_writes_them(load, tmp_path, suffix, mark):
+    write_images(tmp_path / "data")
+    numbers = {"cat": "0.0", "dog": "1.0", "owl": "2.0", "": "NA", " ": "nan"}
+    rows = [HEADER, *((path, numbers[label], split, numbers[a], numbers[b]) for path, label, split, a, b in ROWS)]
+    (tmp_path / f"data/labels{suffix}").write_text("\n".join(mark.join(row) for row in rows) + "\n")
+    for classes, names in (
+        ("null", ["0", "1", "2"]),
+        ("[0,1,2]", ["0", "1", "2"]),
+        ("[cat,dog,owl]", ["cat", "dog", "owl"]),
+    ):
+        dataset = load(f"dataset.manifest=labels{suffix}", f"dataset.classes={classes}")
+        assert dataset.class_names == names and dataset.train.labels.tolist() == [0, 1, 2]
+        assert dataset.annotators["ada"]["train"].tolist() == [0, -1, 2]
+
+
+@pytest.mark.parametrize(("name", "named"), [("labels.xlsx", "spreadsheet"), ("labels.json", "not valid JSON")])
+def test_a_file_that_is_no_table_is_named_for_what_it_is(load, tmp_path, name, named):
+    write_images(tmp_path / "data")
+    (tmp_path / "data" / name).write_bytes(b"PK\3\4")
+    with pytest.raises(UserError, match=rf"{name} .*{named}"):
+        load(f"dataset.manifest={name}")
+
+
 def test_invalid_layouts_are_rejected(load, tmp_path):
     with pytest.raises(UserError, match=r"dataset\.root=.* does not exist"):
         load()
     write_images(tmp_path / "data")
-    with pytest.raises(UserError, match=r"train does not exist; .* holds train, test"):
+    with pytest.raises(UserError, match=r"dataset\.root=.*needs a folder for each split, train and test"):
         load()
     with pytest.raises(UserError, match=r"none\.csv cannot be read"):
         load("dataset.manifest=none.csv")

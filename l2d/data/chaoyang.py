@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Unpack
 
 from l2d.data.dataset import MISSING, Dataset, listed_by
-from l2d.data.manifest import ImageSettings, Listing, Manifest, class_index, existing_root, read_rows
+from l2d.data.manifest import ImageSettings, Listing, Manifest, class_index, existing_root
+from l2d.data.tables import read_rows
 from l2d.errors import UserError, notify
 
 CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]

@@ -15,17 +15,18 @@ from annotated_types import Interval
 
 from l2d.data.contents import file_digests
 from l2d.data.dataset import MISSING, Dataset, Preprocessing, Split, listed_by
-from l2d.data.manifest import cache_folder, class_index
+from l2d.data.folder import split_names
+from l2d.data.manifest import cache_folder, cell_text, class_index
+from l2d.data.tables import read_parquet
 from l2d.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "held_out")}
 ARRAYS = ("x", "y", "answers", "split", "probabilities", "names", "ids", "classes")  # that an .npz may hold
 SUFFIXES = (".npz", ".parquet", ".csv", ".tsv")
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of its extra field
-ABSENT = {"", "nan", "na", "n/a", "none", "null", "<na>", "-1"}
+NO_CLASS = {"", str(MISSING)}
 
 
 @dataclass(frozen=True)
@@ -211,13 +212,11 @@ def read_table(
 def _read_frame(file: Path) -> pd.DataFrame:
     import pandas as pd
 
+    if file.suffix.lower() == ".parquet":
+        return read_parquet(file)
     try:
-        if file.suffix.lower() == ".parquet":
-            return pd.read_parquet(file)
         return pd.read_csv(file, sep="\t" if file.suffix.lower() == ".tsv" else ",", encoding="utf-8-sig")
-    except ImportError as error:
-        raise UserError(f"{file} needs pyarrow, which is not installed: pip install 'l2d[parquet]'.") from error
-    except (OSError, ValueError) as error:  # pandas and pyarrow derive their own from it
+    except (OSError, ValueError) as error:  # pandas derives its own from it
         raise UserError(f"{file} cannot be read as a table ({' '.join(str(error).split())}).") from error
 
 
@@ -237,7 +236,7 @@ def _floats(x: np.ndarray) -> np.ndarray:
 
 def infer_classes(*columns: np.ndarray) -> list[str]:
     """The names of the classes found, sorted; where all are whole numbers from 0 on, all numbers up to the largest."""
-    found = {text for column in columns for text in map(_text, np.unique(column.astype(str))) if text is not None}
+    found = {cell_text(kind) for column in columns for kind in np.unique(column.astype(str))} - NO_CLASS
     if all(text.isdecimal() for text in found):
         return [str(k) for k in range(max(map(int, found), default=-1) + 1)]
     return sorted(found)
@@ -246,17 +245,9 @@ def infer_classes(*columns: np.ndarray) -> list[str]:
 def encode(values: np.ndarray, class_names: list[str], where: str) -> np.ndarray:
     """Classes by name or number -> [N] int64, MISSING where there is none."""
     kinds, inverse = np.unique(values.astype(str), return_inverse=True)
-    texts = [_text(kind) for kind in kinds]
-    codes = [MISSING if text is None else class_index(text, class_names, where) for text in texts]
+    texts = [cell_text(kind, class_names) for kind in kinds]
+    codes = [MISSING if text in NO_CLASS else class_index(text, class_names, where) for text in texts]
     return np.asarray(codes, dtype=np.int64)[inverse]
-
-
-def _text(value: str) -> str | None:
-    """A cell as the name of a class, 1.0 as 1; None where there is nothing."""
-    text = value.strip()
-    if text.lower() in ABSENT:
-        return None
-    return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
 
 
 def split_rows(split: np.ndarray | None, count: int, test_share: float, seed: int, file: Path) -> dict[str, np.ndarray]:
@@ -266,10 +257,11 @@ def split_rows(split: np.ndarray | None, count: int, test_share: float, seed: in
         rows = {"test": np.sort(order[:tests]), "train": np.sort(order[tests:])}
     else:
         said, inverse = np.unique(split.astype(str), return_inverse=True)
-        unknown = [name for name in said if name.strip().lower() not in SPLITS]
+        known = split_names(None)
+        unknown = [name for name in said if name.strip().lower() not in known]
         if unknown:
             raise UserError(f"{file}: split '{unknown[0]}' must be train, test or val.")
-        parts = np.array([SPLITS[name.strip().lower()] for name in said])[inverse]  # [N]
+        parts = np.array([known[name.strip().lower()] for name in said])[inverse]  # [N]
         rows = {part: np.flatnonzero(parts == part) for part in ("train", "test", "held_out") if (parts == part).any()}
     for part in ("train", "test"):
         if not len(rows.get(part, ())):

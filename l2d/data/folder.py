@@ -4,26 +4,31 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from l2d.data.dataset import MISSING, Dataset, listed_by
-from l2d.data.manifest import SUFFIXES, ImageSettings, Listing, Manifest, class_index, existing_root, read_rows
-from l2d.errors import UserError
+from l2d.data.manifest import SUFFIXES, ImageSettings, Listing, Manifest, cell_text, class_index, existing_root
+from l2d.data.tables import read_rows
+from l2d.errors import UserError, notify
 
 COLUMNS = ["path", "label", "split"]
+VALIDATION = ("val", "valid", "validation", "dev")  # names of the split that is neither trained on nor reported
 
 
 def list_folder(
     root: str,
     manifest: str | None,
-    classes: list[str] | None,
+    classes: list[str | int] | None,
     groups: dict[str, list[str | int]] | None,
     annotators: list[str] | None,
+    splits: dict[str, str] | None = None,
     cache: str | None = None,
 ) -> Manifest:
-    """<root>/{train,test}/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
+    """<root>/<split>/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
 
     Classes are those found, sorted, unless `classes` lists them; then a label may also be a number, an index into it.
+    `splits` says what a split is called here, as in {test: val}.
     """
-    base = existing_root(root) if manifest else existing_root(root, "train", "test")
-    rows = read_rows(base / str(manifest), COLUMNS) if manifest else _walk(base)
+    base = existing_root(root)
+    names = split_names(splits)
+    rows = read_rows(base / str(manifest), COLUMNS) if manifest else _walk(base, names)
     if annotators is None:
         annotators = list(dict.fromkeys(column for row in rows for column in row if column not in COLUMNS))
     absent = [a for a in annotators if not any(a in row for row in rows)]
@@ -31,32 +36,63 @@ def list_folder(
         raise UserError(
             f"dataset.annotators names {', '.join(absent)}, which is no column of {manifest or 'a folder tree'}."
         )
-    found = sorted({_text(row["label"]) for row in rows} - {""}, key=lambda c: (int(c) if c.isdecimal() else -1, c))
-    class_names = found if classes is None else [str(c) for c in classes]
+    known = (
+        [str(c) for c in classes or []] if manifest else {row["label"] for row in rows}
+    )  # folders have no empty cells
+    found = {cell_text(row["label"], known) for row in rows} - {""}
+    class_names = (
+        sorted(found, key=lambda c: (int(c) if c.isdecimal() else -1, c))
+        if classes is None
+        else [str(c) for c in classes]
+    )
     if len(set(class_names)) < len(class_names) or "" in class_names:
         raise UserError(f"The classes {', '.join(class_names)} must have names, and no name twice.")
 
-    splits = {split: Listing(answers={a: [] for a in annotators}) for split in ("train", "test")}
+    listings = {split: Listing(answers={a: [] for a in annotators}) for split in ("train", "test", "held_out")}
     for row in rows:
         where = f"{manifest or root}, {row['path']}"
-        listed = splits.get(_text(row["split"]))
-        if listed is None:
-            raise UserError(f"{where}: split '{row['split']}' must be train or test.")
+        split = names.get(cell_text(row["split"]).lower())
+        if split is None:
+            raise UserError(f"{where}: split '{row['split']}' must be {', '.join(names)}.")
+        listed = listings[split]
         listed.paths.append(row["path"])
-        listed.labels.append(class_index(_text(row["label"]), class_names, f"{where}, label", classes is not None))
+        listed.labels.append(
+            class_index(cell_text(row["label"], class_names), class_names, f"{where}, label", classes is not None)
+        )
         for a in annotators:
-            answer = _text(row.get(a))
+            answer = cell_text(row.get(a), class_names)
             listed.answers[a].append(
                 class_index(answer, class_names, f"{where}, {a}", classes is not None) if answer else MISSING
             )
-    if not set(splits["test"].labels) <= set(splits["train"].labels):
-        unseen = next(k for k in splits["test"].labels if k not in splits["train"].labels)
+    listings = _with_test(listings, base, splits)
+    if not set(listings["test"].labels) <= set(listings["train"].labels):
+        unseen = next(k for k in listings["test"].labels if k not in listings["train"].labels)
         raise UserError(f"Class {class_names[unseen]} has test images in {root} but no training images; it needs both.")
     members = {
         group: [class_index(c, class_names, f"dataset.groups.{group}", indices=False) for c in chosen]
         for group, chosen in (groups or {}).items()
     }
-    return Manifest(base, class_names, splits, members, cache)
+    return Manifest(base, class_names, listings, members, cache)
+
+
+def split_names(splits: dict[str, str] | None) -> dict[str, str]:
+    """What a split is called -> train, test or held_out. `splits` = {test: val} takes val for the test split."""
+    own = splits or {}
+    if not own.keys() <= {"train", "test", "val"} or len(set(own.values())) < len(own):
+        raise UserError(f"dataset.splits={own} must say what train, test and val are called here, as in {{test: val}}.")
+    usual = {"train": "train", "test": "test", **dict.fromkeys(VALIDATION, "held_out")}
+    usual = {name: split for name, split in usual.items() if ("val" if split == "held_out" else split) not in own}
+    return usual | {name.lower(): "held_out" if split == "val" else split for split, name in own.items()}
+
+
+def _with_test(listings: dict[str, Listing], root: Path, splits: dict[str, str] | None) -> dict[str, Listing]:
+    """Without splits that have no image. Where only the test split has none, the validation split is taken for it."""
+    if listings["held_out"].paths and not listings["test"].paths and "test" not in (splits or {}):
+        notify(
+            f"{root} has a validation and no test split; the validation split is what is reported (dataset.splits={{test: val}})."
+        )
+        listings["test"] = listings.pop("held_out")
+    return {split: listed for split, listed in listings.items() if listed.paths or split != "held_out"}
 
 
 @listed_by(list_folder)
@@ -64,27 +100,30 @@ def folder(
     name: str,
     root: str,
     manifest: str | None,
-    classes: list[str] | None,
+    classes: list[str | int] | None,
     groups: dict[str, list[str | int]] | None,
     annotators: list[str] | None,
+    splits: dict[str, str] | None,
     **images: Unpack[ImageSettings],
 ) -> Dataset:
     """The task of the classes found; the other columns of the manifest are its annotators."""
     from l2d.data.images import image_dataset
 
-    return image_dataset(name, list_folder(root, manifest, classes, groups, annotators), images)
+    return image_dataset(name, list_folder(root, manifest, classes, groups, annotators, splits), images)
 
 
-def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell).strip()
-
-
-def _walk(root: Path) -> list[dict[str, Any]]:
+def _walk(root: Path, names: dict[str, str]) -> list[dict[str, Any]]:
     """The rows that a manifest of this folder tree would have."""
+    found = {names[path.name.lower()]: path for path in root.iterdir() if path.name.lower() in names and path.is_dir()}
+    if "train" not in found or len(found) < 2:
+        raise UserError(
+            f"dataset.root={root} needs a folder for each split, train and test, with a folder per class in it; "
+            "dataset.splits says what they are called, or dataset.manifest names a file that lists the images."
+        )
     return [
-        {"path": str(path.relative_to(root)), "label": kind.name, "split": split}
-        for split in ("train", "test")
-        for kind in sorted(p for p in (root / split).iterdir() if p.is_dir() and not p.name.startswith("."))
+        {"path": str(path.relative_to(root)), "label": kind.name, "split": folder.name}
+        for folder in (found[split] for split in ("train", "test", "held_out") if split in found)
+        for kind in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
         for path in sorted(kind.rglob("*"))
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     ]

@@ -31,7 +31,9 @@ def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dat
         splits[split] = Split(images, torch.tensor(manifest.splits[split].labels)[kept])
         for annotator, answers in manifest.splits[split].answers.items():
             annotators.setdefault(annotator, {})[split] = np.asarray(answers)[kept]  # [N]
-    return Dataset(name, manifest.class_names, splits["train"], splits["test"], manifest.groups, annotators)
+    train, test, held_out = (splits.get(split) for split in ("train", "test", "held_out"))
+    assert train is not None and test is not None  # checked before
+    return Dataset(name, manifest.class_names, train, test, manifest.groups, annotators, held_out=held_out)
 
 
 def image_preprocessing(size: int, resize: int, augment: str) -> Preprocessing:

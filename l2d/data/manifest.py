@@ -1,10 +1,9 @@
 """Lists of images with labels and annotators' answers, checked when they are read. Importing this does not import torch."""
 
-import csv
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -15,6 +14,7 @@ from l2d.data.contents import file_digests
 from l2d.errors import UserError, notify
 
 AtLeast1 = Annotated[int, Ge(1)]
+ABSENT = {"nan", "na", "<na>"}  # what tables write where there is nothing
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
@@ -80,27 +80,19 @@ def cache_folder(setting: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "l2d"
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}).") from error
+def cell_text(cell: Any, class_names: Collection[str] = ()) -> str:
+    """A cell of a table as the name of a class: a whole number without the `.0` that a column with gaps is often written
+    with, and '' where there is nothing (NA, nan), unless a class is called so.
 
-
-def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The records of a JSON list, or of a CSV file with a header; each has all of `columns`."""
-    rows = _read_csv(path) if path.suffix.lower() == ".csv" else read_json(path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path} must be a list of records, each with {', '.join(columns)}.")
-    for number, row in enumerate(rows, start=1):
-        absent = [column for column in columns if column not in row]
-        if absent:
-            raise UserError(
-                f"{path}, record {number}, has no {', '.join(absent)}; every record needs {', '.join(columns)}."
-            )
-    return rows
+    >>> cell_text(" cat "), cell_text("2.0"), cell_text(None), cell_text("NA"), cell_text("NA", ["NA", "cat"])
+    ('cat', '2', '', '', 'NA')
+    """
+    text = "" if cell is None else str(cell).strip()
+    if text in class_names:
+        return text
+    if text.lower() in ABSENT:
+        return ""
+    return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
 
 
 def class_index(value: Any, class_names: Sequence[str], where: str, indices: bool = True) -> int:
@@ -118,23 +110,6 @@ def class_index(value: Any, class_names: Sequence[str], where: str, indices: boo
     known = ", ".join(class_names[:10]) + (", ..." if len(class_names) > 10 else "")
     numbers = f", or a number from 0 to {len(class_names) - 1}" if indices else ""
     raise UserError(f"{where}: '{text}' is not a class; the classes are {known}{numbers}.")
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            header, rows = list(reader.fieldnames or []), list(reader)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
-    if len(set(header)) < len(header):
-        raise UserError(f"{path} has two columns of the same name; its header is {', '.join(header)}.")
-    for number, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
-    return rows
 
 
 def check_files(root: Path, splits: dict[str, Listing]) -> None:

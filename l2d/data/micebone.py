@@ -5,7 +5,8 @@ from pathlib import PurePosixPath
 from typing import Any, Unpack
 
 from l2d.data.dataset import Dataset, listed_by
-from l2d.data.manifest import ImageSettings, Listing, Manifest, class_index, existing_root, read_json
+from l2d.data.manifest import ImageSettings, Listing, Manifest, class_index, existing_root
+from l2d.data.tables import read_json
 from l2d.errors import UserError
 
 CLASSES = ["g", "ug", "nr"]  # similar orientation, dissimilar, not of interest: in the order that breaks ties

@@ -1,0 +1,80 @@
+"""Tables as people have them, as records: .csv, .tsv, .json, .parquet. Importing this does not import torch."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from l2d.errors import UserError
+
+DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}  # beside commas
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}).") from error
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of a JSON list, or the rows of a table with a header; each has all of `columns`."""
+    rows = _read(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} must be a list of records, each with {', '.join(columns)}.")
+    for number, row in enumerate(rows, start=1):
+        absent = [column for column in columns if column not in row]
+        if absent:
+            have = ", ".join(map(str, row)) if number == 1 else ""
+            raise UserError(
+                f"{path}, record {number}, has no {', '.join(absent)}; every record needs {', '.join(columns)}"
+                + (f", and this one has {have}." if have else ".")
+            )
+    return rows
+
+
+def _read(path: Path) -> Any:
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return read_parquet(path).astype(object).to_dict("records")
+    if kind in (".csv", ".tsv", ".txt"):
+        return _read_delimited(path)
+    if kind in (".xls", ".xlsx", ".ods"):
+        raise UserError(f"{path} is a spreadsheet; save it as .csv.")
+    return read_json(path)
+
+
+def read_parquet(path: Path) -> Any:
+    """A pandas frame."""
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except ImportError as error:
+        raise UserError(f"{path} needs pyarrow, which is not installed: pip install 'l2d[parquet]'.") from error
+    except (OSError, ValueError) as error:  # pyarrow derives its own from them
+        raise UserError(f"{path} cannot be read as a table ({' '.join(str(error).split())}).") from error
+
+
+def _read_delimited(path: Path) -> list[dict[str, Any]]:
+    """Rows of text. Where the header is a single column with tabs, semicolons or bars in it, those separate the columns."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            delimiter = next((mark for mark in DELIMITERS if mark in first and "," not in first), ",")
+            file.seek(0)
+            reader = csv.DictReader(file, strict=True, delimiter=delimiter)
+            header, rows = list(reader.fieldnames or []), list(reader)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
+    if len(set(header)) < len(header):
+        raise UserError(f"{path} has two columns of the same name; its header is {', '.join(header)}.")
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
+    return rows
