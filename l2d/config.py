@@ -13,7 +13,7 @@ from l2d.conf_files import config_dir as config_dir
 from l2d.errors import UserError, sentence
 
 # Keys that the framework reads itself; a target gets them only if it names them.
-OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "metrics"}
+OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "metrics", "annotators"}
 
 
 def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:

@@ -13,8 +13,9 @@ from l2d.atomic import atomic_write
 from l2d.compose import add_config_dir, compose
 from l2d.conf_files import Folders, group_files
 from l2d.config import check
+from l2d.data.load import data_digest
 from l2d.errors import UserError, errors_as_sentences, notify
-from l2d.identity import choices, data_digest, eight_digits, identity, register_resolvers
+from l2d.identity import choices, eight_digits, identity, register_resolvers
 from l2d.source import named_code
 from l2d.tracking.run_folder import environment, read_result
 

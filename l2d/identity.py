@@ -4,7 +4,6 @@ Importing this does not import torch.
 """
 
 import hashlib
-import inspect
 import json
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import bind, plain
+from l2d.config import plain
+from l2d.data.load import data_digest
 from l2d.errors import UserError, notify
-from l2d.signals import StopSignal
 from l2d.source import code_digests
 
 # Settings that do not change the training: left out of the fingerprint.
@@ -30,6 +29,8 @@ FREE_KEYS = {
 def settings(cfg: DictConfig) -> dict[str, Any]:
     """Every setting that determines the training, as plain values; the data are not read."""
     groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
+    if isinstance(groups.get("dataset"), dict) and isinstance(groups["dataset"].get("annotators"), str):
+        groups["dataset"]["annotators"] = None  # a file, whose content is part of the data
     kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
     return _canonical(kept)
 
@@ -78,29 +79,6 @@ def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:
     before, now = result.get("evaluated_with") or {}, evaluated_with(cfg)
     asks = bool(cfg.evaluation.get("_target_") or cfg.evaluation.get("metrics"))
     return now["rule"] != before.get("rule") or (asks and now["evaluation"] != before.get("evaluation"))
-
-
-def data_digest(cfg: DictConfig) -> str:
-    """Identifies the data of a config by its listing, without decoding an input; '' where they follow from the settings.
-
-    The same data under another path, or with other times, are the same. A dataset that has no listing is built.
-    """
-    return _data_digest(json.dumps(plain(cfg.dataset)))
-
-
-@lru_cache(maxsize=32)
-def _data_digest(dataset: str) -> str:
-    cfg = OmegaConf.create({"dataset": json.loads(dataset)})
-    function, arguments = bind(cfg, "dataset", {})
-    lister = getattr(function, "lister", None)
-    if lister is None:
-        from l2d.data.dataset import content_digest
-        from l2d.data.load import load_dataset
-
-        with StopSignal():  # it may take long
-            return content_digest(load_dataset(cfg))
-    named = inspect.signature(lister).parameters
-    return lister(**{key: value for key, value in arguments.items() if key in named}).digest()
 
 
 def choices(cfg: DictConfig) -> dict[str, Any]:

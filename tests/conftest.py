@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 
 from l2d.config import config_dir
 from l2d.data import Dataset, Images, Preprocessing, Split
-from l2d.data.load import _load
-from l2d.identity import _data_digest, register_resolvers
+from l2d.data.load import _data_digest, _load
+from l2d.identity import register_resolvers
 from l2d.source import _folders, source_digest
 
 torch.set_num_threads(1)

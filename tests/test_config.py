@@ -157,7 +157,7 @@ def test_every_dataset_builds_or_says_which_files_it_misses(composed, tmp_path, 
         dataset = build(cfg, "dataset")
         assert len(dataset.train) == cfg.dataset.num_train
         return
-    for key, value in (("root", str(tmp_path)), ("download", False)):
+    for key, value in (("root", str(tmp_path)), ("path", str(tmp_path)), ("download", False)):
         if key in cfg.dataset.keys():  # noqa: SIM118  a key without a value yet counts
             cfg.dataset[key] = value
     with pytest.raises(UserError) as refused:

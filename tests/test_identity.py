@@ -21,8 +21,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from l2d.data import Dataset, ImageFiles, Preprocessing, Split, contents
+from l2d.data.load import _data_digest, data_digest
 from l2d.errors import UserError
-from l2d.identity import _data_digest, data_digest, fingerprint, run_name
+from l2d.identity import fingerprint, run_name
 from l2d.task import make_task
 
 Edit = Callable[[Path], object]  # of the data below a root
@@ -238,7 +239,7 @@ def test_data_are_identified_without_torch(tmp_path):
         kind.write(tmp_path / name)
         commands.append([*kind.overrides, f"dataset.root={tmp_path / name}"])
     code = (
-        "import json, sys; from l2d.compose import compose; from l2d.identity import data_digest, run_name\n"
+        "import json, sys; from l2d.compose import compose; from l2d.data.load import data_digest; from l2d.identity import run_name\n"
         "for overrides in json.loads(sys.argv[1]):\n"
         "    cfg = compose(overrides)\n"
         "    assert len(data_digest(cfg)) >= 64 and run_name(cfg)\n"

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import pickle
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def cifar100(name: str, root: str, download: bool, verify: bool) -> Dataset:
     splits = {}
     for part in ("train", "test"):
         pixels, labels = _images(folder / part, raw[part]), _labels(folder / part, raw[part], "fine_labels", len(fine))
-        splits[part] = Split(Images(torch.from_numpy(pixels), PREPROCESSING), torch.from_numpy(labels))
+        images = Images(torch.from_numpy(pixels), PREPROCESSING, _names(part, raw[part], len(labels)))
+        splits[part] = Split(images, torch.from_numpy(labels))
     superclasses = _labels(folder / "train", raw["train"], "coarse_labels", len(coarse))
     groups: dict[str, list[int]] = {superclass: [] for superclass in coarse}
     for label, superclass in sorted(
@@ -98,6 +100,19 @@ def _images(path: Path, raw: dict[str, Any]) -> np.ndarray:
     return images.reshape(-1, 3, 32, 32)
 
 
+def _names(part: str, raw: dict[str, Any], count: int) -> list[str]:
+    """train/NAME by the names in the file (one of CIFAR-100's occurs twice: the second gets #2), else train/NUMBER."""
+    names = raw.get("filenames")
+    if not isinstance(names, list) or len(names) != count:
+        return [f"{part}/{number}" for number in range(count)]
+    seen: Counter[str] = Counter()
+    unique = []
+    for name in map(str, names):
+        seen[name] += 1
+        unique.append(f"{part}/{name}" + (f"#{seen[name]}" if seen[name] > 1 else ""))
+    return unique
+
+
 def _labels(path: Path, raw: dict[str, Any], key: str, count: int) -> np.ndarray:
     """One whole number below `count` for every image: [N]."""
     labels = np.asarray(raw[key])
@@ -118,7 +133,8 @@ def _read(path: Path, md5: str | None, keys: tuple[str, ...]) -> dict[str, Any]:
         )
     try:
         loaded = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-        return {key: _text(loaded[key.encode()]) for key in keys}
+        found = {key: _text(loaded[key.encode()]) for key in keys}
+        return found | ({"filenames": _text(loaded[b"filenames"])} if b"filenames" in loaded else {})
     except Exception as error:  # a damaged pickle may raise anything
         raise UserError(f"{path} is not CIFAR-100's ({error}); fetch it again.") from error
 

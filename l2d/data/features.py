@@ -70,12 +70,12 @@ def features(
     split: str,
     ids: str,
     columns: str | list[str],
-    annotators: list[str] | None,
-    classes: list[str] | None,
+    classes: list[str | int] | None,
     groups: dict[str, list[str | int]] | None,
     test_share: Annotated[float, Interval(gt=0, lt=1)],
     split_seed: int,
     standardise: bool,
+    annotators: list[str] | None = None,
 ) -> Dataset:
     """The task of one file. `label`, `split`, `ids` and `columns` (names, or the beginning of the names) say which columns of a
     table are what; all others are `annotators`, unless those are listed. An .npz has arrays of its own names."""
@@ -95,7 +95,8 @@ def features(
                 f"dataset.annotators names {', '.join(absent)}; {file} has {', '.join(table.answers) or 'none'}."
             )
         table.answers = {a: table.answers[a] for a in annotators}
-    class_names = classes or table.classes or infer_classes(table.labels, *table.answers.values())
+    named = None if classes is None else [str(c) for c in classes]
+    class_names = named or table.classes or infer_classes(table.labels, *table.answers.values())
     labels = encode(table.labels, class_names, f"{file}, label")  # [N]
     if (labels == MISSING).any():
         raise UserError(

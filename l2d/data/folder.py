@@ -17,7 +17,7 @@ def list_folder(
     manifest: str | None,
     classes: list[str | int] | None,
     groups: dict[str, list[str | int]] | None,
-    annotators: list[str] | None,
+    annotators: list[str] | None = None,
     splits: dict[str, str] | None = None,
     cache: str | None = None,
 ) -> Manifest:
@@ -102,8 +102,8 @@ def folder(
     manifest: str | None,
     classes: list[str | int] | None,
     groups: dict[str, list[str | int]] | None,
-    annotators: list[str] | None,
-    splits: dict[str, str] | None,
+    annotators: list[str] | None = None,
+    splits: dict[str, str] | None = None,
     **images: Unpack[ImageSettings],
 ) -> Dataset:
     """The task of the classes found; the other columns of the manifest are its annotators."""

@@ -1,19 +1,69 @@
-"""The dataset of a config, loaded once per process. Importing this does not import torch."""
+"""The dataset of a config, loaded once per process, and what identifies it. Importing this does not import torch."""
 
+import hashlib
+import inspect
 import json
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import build, plain
-from l2d.data.dataset import Dataset
+from l2d.config import bind, build, plain
+from l2d.data.answers import join_answers
+from l2d.data.contents import file_digests
+from l2d.data.dataset import Dataset, content_digest
+from l2d.data.manifest import cache_folder
+from l2d.errors import UserError
+from l2d.signals import StopSignal
 
 
 def load_dataset(cfg: DictConfig) -> Dataset:
-    """The dataset of the config; the cells of a sweep in one process share one copy."""
+    """The dataset of the config, with the answers of the file that `annotators` names; the cells of a sweep in one process
+    share one copy."""
     return _load(json.dumps(plain(cfg.dataset)))
+
+
+def data_digest(cfg: DictConfig) -> str:
+    """Identifies the data of a config by its listing, without decoding an input; '' where they follow from the settings.
+
+    The same data under another path, or with other times, are the same. A dataset that has no listing is built.
+    """
+    return _data_digest(json.dumps(plain(cfg.dataset)))
 
 
 @lru_cache(maxsize=1)
 def _load(settings: str) -> Dataset:
-    return build(OmegaConf.create({"dataset": json.loads(settings)}), "dataset", Dataset)
+    cfg, answers = _without_answers(settings)
+    dataset = build(cfg, "dataset", Dataset)
+    return dataset if answers is None else join_answers(dataset, answers)
+
+
+@lru_cache(maxsize=32)
+def _data_digest(settings: str) -> str:
+    cfg, answers = _without_answers(settings)
+    function, arguments = bind(cfg, "dataset", {})
+    lister = getattr(function, "lister", None)
+    if lister is None:
+        with StopSignal():  # it may take long
+            digest = content_digest(load_dataset(cfg))
+    else:
+        named = inspect.signature(lister).parameters
+        digest = lister(**{key: value for key, value in arguments.items() if key in named}).digest()
+    if answers is None:
+        return digest
+    said = file_digests(answers.parent, [answers.name], cache_folder(arguments.get("cache")))
+    return hashlib.sha256(f"{digest} {said[0]}".encode()).hexdigest()
+
+
+def _without_answers(settings: str) -> tuple[DictConfig, Path | None]:
+    """The dataset's settings without the file of recorded answers, and that file."""
+    group: dict[str, Any] = json.loads(settings)
+    answers = None
+    if isinstance(group.get("annotators"), str):
+        answers = Path(group.pop("annotators")).expanduser()
+        if not answers.is_file():
+            raise UserError(
+                f"dataset.annotators={answers} is no file; name a table of recorded answers, or list annotators as in [ada,bob]."
+            )
+    return OmegaConf.create({"dataset": group}), answers

@@ -5,7 +5,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from l2d.identity import choices, data_digest, settings
+from l2d.data.load import data_digest
+from l2d.identity import choices, settings
 from l2d.place import Place
 from l2d.source import code_digests
 from l2d.systems import System
