@@ -83,7 +83,7 @@ class Pool:
         """Run all cells in `count` processes; return the signal that stopped them, or 0."""
         count = min(count, len(self.configs))
         threads = {name: str(max(_processors() // count, 1)) for name in THREADS if name not in os.environ}
-        told = 0
+        forwarded = 0
         with StopSignal() as stop, env_override(threads):
             stop.patiently()
             try:
@@ -92,22 +92,23 @@ class Pool:
                 while self.workers:
                     dead = [worker for worker in self.workers if not worker.process.is_alive()]
                     ready = wait([w.connection for w in self.workers if not w.connection.closed], 0 if dead else POLL_S)
-                    if stop.received and not told:
-                        told = stop.received
+                    if stop.received and not forwarded:
+                        forwarded = stop.received
                         self.left.clear()
                         for worker in self.workers:
-                            worker.signal(told)
+                            worker.signal(forwarded)
                     for worker in [w for w in self.workers if w.connection in ready]:
-                        self._answer(worker, stopping=bool(told))
+                        self._answer(worker, stopping=bool(forwarded))
                     for worker in dead:  # what it sent before has been read by now
-                        self._bury(worker)
+                        self._remove(worker)
                         if self.left:
                             self._start(worker.slot, list(stop.before))
             finally:
                 for worker in self.workers:  # there are some only after an error in this process
                     worker.signal(signal.SIGTERM)
+                    worker.connection.close()
                     worker.process.join()
-        return told
+        return forwarded
 
     def _start(self, slot: int, signals: list[int]) -> None:
         self.workers.append(Worker(slot, self.left.popleft(), signals))
@@ -123,13 +124,15 @@ class Pool:
             else:
                 assert worker.cell is not None
                 self.returns[worker.cell], worker.cell = returned, None
-                if self.left and "stopped_by" not in returned._return_value:
+                stopped = isinstance(returned._return_value, dict) and "stopped_by" in returned._return_value
+                if self.left and not stopped and worker.process.is_alive():
                     worker.cell = self.left.popleft()
             worker.connection.send(None if worker.cell is None else self.configs[worker.cell])
         except (EOFError, OSError):
             worker.connection.close()  # it has ended, or is about to
 
-    def _bury(self, worker: "Worker") -> None:
+    def _remove(self, worker: "Worker") -> None:
+        """Remove a process that has ended; the cell that it had is recorded as failed."""
         self.workers.remove(worker)
         worker.connection.close()
         code, cell = worker.process.exitcode, worker.cell

@@ -21,7 +21,7 @@ from l2d.compose import quoted
 from l2d.config import plain
 from l2d.errors import UserError, sentence, show
 from l2d.identity import choices, reported_otherwise
-from l2d.signals import Interrupted
+from l2d.signals import Interrupted, StopSignal
 from l2d.tracking.run_folder import MANIFESTS, RunFolder, duration, headline, read_result
 
 
@@ -49,7 +49,8 @@ class Cell(NamedTuple):
 
 def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[str]) -> Sequence[JobReturn]:
     """Run the cells of a grid that are not finished, and return what the launcher returned for each."""
-    cells = plan_cells(context.config_loader, config, words)
+    with StopSignal():  # it may take long
+        cells = plan_cells(context.config_loader, config, words)
     if config.plan:
         counts = Counter(cell.action for cell in cells)
         total = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"

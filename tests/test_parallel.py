@@ -38,6 +38,14 @@ class Callback:
     def __getattr__(self, name):
         return lambda **_: None
 """
+SLOW_DATA = """
+import time
+from pathlib import Path
+
+def load(num_train, num_test):
+    Path("loading").touch()
+    time.sleep(60)
+"""
 CELLS = ("--config-dir", "conf", "loss=own", "seed=0,1,2,3", "dataset.num_train=256", "dataset.num_test=200")
 CELLS += ("trainer.batch_size=64", "trainer.epochs=20", "+hydra.callbacks.own._target_=own_loss.Callback")
 PARALLEL = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
@@ -202,6 +210,20 @@ def test_a_signal_while_the_processes_start_leaves_nothing(tmp_path):
         out + err
     )
     assert not results(tmp_path) and not list(tmp_path.glob("outputs/synthetic/*"))
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_cells_are_planned_is_one_line(tmp_path):
+    (tmp_path / "conf/dataset").mkdir(parents=True)
+    (tmp_path / "conf/dataset/slow.yaml").write_text(
+        "_target_: slow_data.load\nname: slow\nnum_train: 1\nnum_test: 1\n"
+    )
+    (tmp_path / "slow_data.py").write_text(SLOW_DATA)
+    with Sweep(tmp_path, "dataset=slow", *PARALLEL) as sweep:
+        wait_for((tmp_path / "loading").exists)
+        os.killpg(sweep.process.pid, signal.SIGINT)
+        code, out, err = sweep.end()
+    assert code == 130 and not out and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize(
