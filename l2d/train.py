@@ -7,7 +7,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import build, check, plain
+from l2d.config import build, plain
 from l2d.data import Loader
 from l2d.errors import UserError
 from l2d.evaluation.again import evaluate_kept
@@ -33,12 +33,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     ranks = Ranks()
     with StopSignal() as stop:
         with (RunFolder if ranks.first else ReadOnlyFolder)(run_folder(cfg), cfg) as folder:
-            check(cfg)
+            result = folder.finished()
             display = ProgressReporter(cfg.verbose)
             display.terminal.quiet = not ranks.first
             reporter: Any = Harmless(display, "The display")
-            result = folder.finished()
-            if result and not cfg.force:
+            if result:
                 if reported_otherwise(cfg, result):
                     result = report_again(cfg, folder, result)
                 reporter.finished_before(folder.path, result)

@@ -18,7 +18,19 @@ ROOMS = [
     "evaluation", "tracking", "report",
 ]  # fmt: skip
 # Commands and tools, which may use every room, and which no room uses.
-COMMANDS = {"cli", "__main__", "completion", "evaluate", "inspect", "job", "status", "sweep", "theory", "train"}
+COMMANDS = {
+    "cli",
+    "__main__",
+    "completion",
+    "evaluate",
+    "inspect",
+    "job",
+    "parallel",
+    "status",
+    "sweep",
+    "theory",
+    "train",
+}
 
 
 def room_of(module: str) -> str:

@@ -274,8 +274,8 @@ def test_a_run_of_version_1_of_the_same_name_is_pointed_out(tmp_path, composed, 
     with RunFolder(tmp_path / "ce-specialist-J4-mlp-seed0-89abcdef", composed()) as folder:
         folder.start({"experts": []}, resumed=False)
     assert str(older) in capfd.readouterr().err
-    with pytest.raises(UserError, match="another version"), RunFolder(write_config(older, composed()), composed()):
-        pass
+    with pytest.raises(UserError, match="another version"):
+        RunFolder(write_config(older, composed()), composed()).finished()
 
 
 def write_config(folder, cfg):

@@ -20,10 +20,12 @@ from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 import l2d
 from l2d.atomic import TEMPORARY, append, atomic_write
-from l2d.config import flatten
+from l2d.config import check, flatten
 from l2d.errors import UserError, notify, sentence
 from l2d.evaluation import metrics
 from l2d.identity import fingerprint, settings
@@ -64,7 +66,6 @@ class RunFolder:
         try:
             with suppress(OSError):  # the lock works without it
                 (self.path / OWNER).write_text(f"process {os.getpid()} on {socket.gethostname()}")
-            self._refuse_another_run()
         except BaseException:
             self._unlock()
             raise
@@ -91,9 +92,15 @@ class RunFolder:
             remove_if_empty(self.path)
 
     def finished(self) -> dict[str, Any] | None:
-        """The result of this setting if it was completed before, else None."""
+        """The result of this setting if it was completed before and is not forced, else None; a UserError for settings that
+        cannot work, a folder that holds another run, and a result that is not whole. It only reads, so a sweep may ask too."""
+        self._refuse_another_run()
+        check(self.cfg)
         result = read_result(self.path)
-        return result if result and result.get("status") == "finished" else None
+        if self.cfg.force or not result or result.get("status") != "finished":
+            return None
+        self._refuse_a_broken(result)
+        return result
 
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
         """From here on the folder belongs to this run: the files of an earlier attempt are removed, unless `resumed`."""
@@ -157,17 +164,11 @@ class RunFolder:
         append(self.path / name, text.encode())
 
     def _count_earlier_attempts(self) -> None:
-        """Attempts at this run that did not finish it. One that was killed took until its last sign of life."""
+        """Attempts at this run that did not finish it."""
         before = read_result(self.path) or {}
-        attempts, seconds = before.get("attempts"), before.get("seconds")
-        if not isinstance(attempts, int) or not isinstance(seconds, int | float) or before.get("status") == "finished":
-            return
-        if self.cfg.get("force") or self.cfg.get("resume") == "never":
-            return
-        if before.get("status") == "running":
-            signs = [(self.path / name).stat().st_mtime for name in SIGNS_OF_LIFE if (self.path / name).exists()]
-            seconds += max(0.0, max(signs) - (self.path / "result.json").stat().st_mtime)
-        self.attempts, self.seconds_before = attempts + 1, seconds
+        attempts, again = before.get("attempts"), self.cfg.get("force") or self.cfg.get("resume") == "never"
+        if isinstance(attempts, int) and before.get("status") != "finished" and not again:
+            self.attempts, self.seconds_before = attempts + 1, _seconds_taken(self.path, before)
 
     def _lock(self) -> None:
         """The kernel releases the lock when its process dies, so a stale lock never blocks."""
@@ -206,6 +207,19 @@ class RunFolder:
                 "`l2d report` shows it all the same."
             )
 
+    def _refuse_a_broken(self, result: dict[str, Any]) -> None:
+        """UserError unless what is read of a finished run is there; a person may have edited the file."""
+        metrics = result["metrics"] if isinstance(result.get("metrics"), dict) else {}
+        wrong = {
+            f"metrics.{key}": metrics.get(key) for key in HEADLINE if not isinstance(metrics.get(key), int | float)
+        }
+        if not isinstance(result.get("evaluated_with") or {}, dict):
+            wrong["evaluated_with"] = result["evaluated_with"]
+        for key, value in wrong.items():
+            raise UserError(
+                f"{self.path / 'result.json'} says finished, but its {key} is {json.dumps(value)}; force=true trains it again."
+            )
+
     def _refuse_another_run(self) -> None:
         saved = self.path / "config.yaml"
         if not saved.exists():
@@ -216,9 +230,13 @@ class RunFolder:
                 f"{self.path} holds a run of another version of l2d, which cannot be continued; choose another folder, or leave "
                 "hydra.run.dir alone."
             )
-        theirs, ours = flatten(settings(DictConfig(OmegaConf.load(saved)))), flatten(settings(self.cfg))
+        try:
+            theirs = flatten(settings(DictConfig(OmegaConf.load(saved))))
+        except (YAMLError, OmegaConfBaseException, ValueError) as error:
+            raise UserError(f"{saved} cannot be read, so the run there is unknown; choose another folder.") from error
+        ours = flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
-        if not different and before.get("fingerprint") != fingerprint(self.cfg):
+        if not different and before and before.get("fingerprint") != fingerprint(self.cfg):
             different = ["its data, its own code, or the run that it started from"]
         if different:
             raise UserError(
@@ -260,6 +278,29 @@ def in_use(folder: Path) -> bool:
         return True
     except OSError:  # another user's folder: it may be read only
         return (folder / OWNER).exists()
+
+
+def _seconds_taken(folder: Path, result: dict[str, Any]) -> float:
+    """The time of all attempts at a run that is not finished; one that was killed took until its last sign of life."""
+    seconds = result.get("seconds")
+    if not isinstance(seconds, int | float):
+        return 0.0
+    if result.get("status") != "running":
+        return seconds
+    signs = [(folder / name).stat().st_mtime for name in SIGNS_OF_LIFE if (folder / name).exists()]
+    return seconds + max(0.0, max(signs) - (folder / "result.json").stat().st_mtime)
+
+
+def record_death(folder: Path, reason: str) -> None:
+    """Record a run as failed whose process was killed, unless it had not begun or another process has the folder by now."""
+    if not (folder / LOCK).exists():
+        return
+    with suppress(OSError, Timeout, UserError), FileLock(folder / LOCK).acquire(timeout=LOCK_WAIT_S):
+        result = read_result(folder)
+        if result and result.get("status") == "running":
+            dead = {"status": "failed", "error": reason, "seconds": _seconds_taken(folder, result)}
+            content = json.dumps(result | dead, indent=2) + "\n"
+            atomic_write(folder / "result.json", lambda file: file.write(content.encode()))
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
