@@ -34,11 +34,13 @@ def job(cfg: DictConfig) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {sentence(error)}", "by_user": False}
 
 
-def register_sweeper() -> None:
-    """Hydra finds the sweeper itself when it is installed from a wheel; in an editable install it does not."""
+def register_plugins() -> None:
+    """Hydra finds our plugins itself when they are installed from a wheel; in an editable install it does not."""
     plugins = Plugins.instance()  # first, because it reloads the plugins that it finds
+    from hydra_plugins.l2d_slurm import CellLauncher
     from hydra_plugins.l2d_sweeper import CellSweeper
 
+    plugins.register(CellLauncher)
     plugins.register(CellSweeper)
 
 
