@@ -73,7 +73,7 @@ class StopSignal:
         raise Interrupted(self.received)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.received = signum
+        self.received = self.received or signum  # the first is the reason: at a time-out SIGTERM may follow SIGUSR2
         if not self.patient:
             sys.stderr.write("l2d: Stopped before the first step; there is nothing to keep.\n")
             self.leave()

@@ -49,7 +49,7 @@ def requeue_if_preempted() -> None:
             _output("scontrol", "requeue", job)
             notify(f"Slurm preempts job {job}; it is queued again.")
     except (OSError, subprocess.SubprocessError) as error:
-        notify(f"If Slurm preempts job {job}, it is not queued again: {_reason(error)}")
+        notify(f"Slurm job {job} was not queued again by this process: {_reason(error)}")
     finally:
         signal.signal(signal.SIGTERM, before)
 

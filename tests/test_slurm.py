@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from slurm_cluster import Cluster, free_ports, missing
 from test_resume import outcome
 
 from l2d.cli import main
+from l2d.signals import Interrupted, StopSignal
 from l2d.slurm import requeue_if_preempted
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the slurm extra is not installed")
@@ -24,7 +27,7 @@ NET = """
 import os, time, torch
 class Slow(torch.nn.Module):
     def forward(self, x):
-        time.sleep(0 if os.path.exists("go") else 0.4)
+        time.sleep(0 if os.path.exists("go") else 0.8)
         return x
 def net(num_outputs, image_shape):
     return torch.nn.Sequential(
@@ -73,12 +76,21 @@ class Stage:
     def checkpoints(self, name: str) -> int:
         return len(list((self.root / name).glob("outputs/*/*/checkpoint.pt")))
 
-    def restarts(self, job: str) -> int:
+    def fact(self, job: str, key: str) -> str:
         words = self.cluster.run("scontrol", "show", "job", "--oneliner", job).split()
-        return int(dict(word.split("=", 1) for word in words if "=" in word)["Restarts"])
+        return dict(word.split("=", 1) for word in words if "=" in word)[key]
+
+    def restarts(self, job: str) -> int:
+        return int(self.fact(job, "Restarts"))
+
+    def shorten(self, job: str) -> None:
+        """Let its time be up soon; Slurm looks every 30 s whether a job is to be warned."""
+        hours, minutes, seconds = map(int, self.fact(job, "RunTime").split(":"))
+        limit = -(-(3600 * hours + 60 * minutes + seconds + 35) // 60)
+        self.cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={limit}")
 
     def wait(self, what: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 240
         while not ready():
             queue = self.cluster.run("squeue", "--states=all") if time.monotonic() > deadline else ""
             assert not queue, f"{what} did not happen:\n{queue}"
@@ -106,7 +118,7 @@ def play(stage: Stage) -> dict[str, int]:
     jobs = {name: stage.job(name) for name in ("grace", "ddp", "timeout", "last_timeout")}
     jobs |= {f"work_{cell}": f"{stage.job('work')}_{cell}" for cell in range(4)}
     for name in ("timeout", "last_timeout"):
-        stage.cluster.run("scontrol", "update", f"JobId={jobs[name]}", "TimeLimit=1")
+        stage.shorten(jobs[name])
     stage.cluster.run("scontrol", "requeue", jobs["work_1"])
     stage.cluster.run("scancel", jobs["work_2"])
     (owner,) = stage.root.glob("work/outputs/*/*-seed3-*/.owner")
@@ -248,6 +260,16 @@ def test_only_a_preempted_batch_job_that_may_be_requeued_is_and_by_its_first_pro
     assert (found.read_text().strip() if found.exists() else "") == requeued
 
 
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Plugins.instance()  # loads the extra's settings
+    monkeypatch.delitem(ConfigStore.instance().repo["hydra"]["launcher"], "submitit_slurm.yaml")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "-m", "seed=0,1", "hydra/launcher=slurm"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "hydra/launcher/slurm" in err and "l2d[slurm]" in err
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -264,3 +286,17 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(tmp_path, monk
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1 and all(text in err for text in named)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sigterm_that_follows_the_launchers_signal_does_not_replace_it():
+    called = []
+    before = signal.signal(signal.SIGUSR2, lambda signum, frame: called.append(signum))
+    try:
+        with StopSignal() as stop, pytest.raises(Interrupted) as interrupted:
+            stop.patiently()
+            signal.raise_signal(signal.SIGUSR2)
+            signal.raise_signal(signal.SIGTERM)
+            stop.leave()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert called == [signal.SIGUSR2] and interrupted.value.code == 128 + signal.SIGUSR2
