@@ -1,6 +1,5 @@
 """A Slurm cluster of one node in a folder of its own, without root: for the tests, and for a person to try (scripts/slurm_local)."""
 
-import getpass
 import os
 import shutil
 import signal
@@ -9,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -51,7 +52,7 @@ A Slurm cluster of one node runs in {folder}; Ctrl-C stops it and removes that f
 
     export SLURM_CONF={folder}/slurm.conf
     sinfo
-    l2d train -m seed=0,1,2 hydra/launcher=slurm hydra.launcher.partition=work trainer.epochs=2000
+    l2d train -m seed=0,1,2 hydra/launcher=slurm hydra.launcher.partition=work trainer.epochs=300
     squeue
 
 Partition work is preempted at once by jobs in partition urgent, partition grace with {grace} s of warning:
@@ -67,10 +68,7 @@ class Cluster:
     grace, gpus = 20, 6  # seconds of warning in partition grace; GPUs, which nothing stands behind
 
     def __enter__(self) -> "Cluster":
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="l2d-slurm-")
-        )  # a short path: that of a socket has at most 107 letters
-        self.folder.chmod(0o755)  # munged wants it
+        self.folder = Path(tempfile.mkdtemp(prefix="l2d-slurm-"))  # short: a socket's path has at most 107 letters
         self.daemons: list[subprocess.Popen] = []
         outside = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
         self.environment = {**outside, "SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -111,7 +109,7 @@ class Cluster:
         ports = free_ports(2)
         settings = {
             "host": socket.gethostname().partition(".")[0],
-            "user": getpass.getuser(),
+            "user": os.getuid(),
             "ctld_port": ports[0],
             "slurmd_port": ports[1],
             "gpus": self.gpus,
@@ -126,9 +124,9 @@ class Cluster:
         (folder / "munge.key").chmod(0o400)
         for name in ("state", "spool"):
             (folder / name).mkdir()
-        files = {"socket": "munge.socket", "key-file": "munge.key", "log-file": "munged.log", "pid-file": "munged.pid"}
-        files["seed-file"] = "munged.seed"
-        self._daemon("munged", "--foreground", *(f"--{option}={folder / name}" for option, name in files.items()))
+        files = [f"--{kind}-file={folder}/munged.{kind}" for kind in ("log", "pid", "seed")]
+        files += [f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key"]
+        self._daemon("munged", "--foreground", "--force", *files)  # force: a folder that others cannot read will do
         self._wait_for("munged", lambda: (folder / "munge.socket").exists())
         self._daemon("slurmctld", "-D")
         self._daemon("slurmd", "-D")
@@ -136,15 +134,13 @@ class Cluster:
 
     def _daemon(self, name: str, *arguments: str) -> None:
         program = shutil.which(name, path=SEARCHED) or name
-        log = (self.folder / f"{name}.out").open("w")
-        self.daemons.append(
-            subprocess.Popen(
-                [program, *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )  # a session of its own: Ctrl-C reaches this process alone
-        )
-        log.close()
+        with (self.folder / f"{name}.out").open("w") as log:
+            command, own_session = [program, *arguments], True  # so that Ctrl-C does not reach it
+            self.daemons.append(
+                subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=own_session)
+            )
 
-    def _wait_for(self, name: str, ready) -> None:
+    def _wait_for(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
         while not ready():
             if time.monotonic() > deadline or any(daemon.poll() is not None for daemon in self.daemons):
@@ -159,9 +155,9 @@ class Cluster:
             return ""
 
     def _kill_jobs(self) -> None:
-        user = getpass.getuser()
-        self._try("scancel", "--signal=KILL", "--full", f"--user={user}")
-        self._try("scancel", f"--user={user}")
+        user = f"--user={os.getuid()}"
+        self._try("scancel", "--signal=KILL", "--full", user)
+        self._try("scancel", user)
         deadline = time.monotonic() + 30
         while self._try("squeue", "--noheader") and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -188,12 +184,9 @@ def main() -> None:
         sys.exit(f"{', '.join(missing())} not found; on Debian or Ubuntu: apt-get install slurm-wlm munge")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
-    with Cluster() as cluster:
+    with suppress(KeyboardInterrupt), Cluster() as cluster:
         print(USAGE.format(folder=cluster.folder, grace=cluster.grace, gpus=cluster.gpus), flush=True)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
+        signal.pause()
 
 
 if __name__ == "__main__":
