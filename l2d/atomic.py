@@ -1,5 +1,6 @@
 """Atomic writes: a reader finds the old content or the new, never half of it."""
 
+import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -39,3 +40,16 @@ def atomic_write(
     finally:
         with suppress(OSError):  # renamed, never made, or on a disk that fails
             temporary.unlink()
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file that exists, in one write; a symlink is not followed."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            if os.write(file, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}).") from error
