@@ -30,7 +30,7 @@ class Place:
         seed_everything(seed, trainer.deterministic)
         place = cls.choose(trainer.device, trainer.precision, ranks)
         place.reset_peak_memory()
-        ranks.start(place.device)
+        ranks.start(place.device, trainer.rank_timeout_minutes)
         return place
 
     @classmethod
