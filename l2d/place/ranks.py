@@ -84,7 +84,11 @@ class Ranks:
         self.timeout = timedelta(minutes=minutes)
         # The cells of a sweep share one store, so each has a key prefix of its own.
         self.store = dist.PrefixStore(f"run {self.watch.number}", meet(self.rank, self.count)[0])
+        if device.type == "cuda":
+            self.store.set(f"gpu {self.rank}", str(torch.cuda.get_device_properties(device).uuid))
         self.wait_for_all()
+        if device.type == "cuda":
+            refuse_shared_gpus([self.store.get(f"gpu {rank}").decode() for rank in range(self.count)])
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=self.timeout)
 
@@ -213,6 +217,16 @@ class Ranks:
         everyone: list[Any] = [None] * self.count
         dist.all_gather_object(everyone, own)
         return everyone
+
+
+def refuse_shared_gpus(gpus: list[str]) -> None:
+    """UserError if two ranks have the same GPU, where NCCL would only say that it failed; by rank, what identifies its GPU."""
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:
+            raise UserError(
+                f"Processes {gpus.index(gpu)} and {rank} of {len(gpus)} have the same GPU ({gpu}), which NCCL does not allow; start "
+                "at most as many processes on a machine as it has GPUs, with trainer.device=auto."
+            )
 
 
 def _is_connection_error(error: RuntimeError) -> bool:
