@@ -5,9 +5,13 @@ what is computed. Calls of torch.cuda are recorded, to see that they come in the
 """
 
 import os
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_check
 import numpy as np
 import pytest
 import torch
@@ -466,3 +470,23 @@ def test_no_operation_of_a_training_step_is_one_that_a_deterministic_run_refuses
                     DeferralLoss(formulation, base, K)(model(images.float()), labels, answers).backward()
     assert "convolution_backward" in operations.names
     assert operations.names & UNREPEATABLE == set()
+
+
+# scripts/gpu_check
+
+
+@pytest.mark.slow
+def test_the_check_for_gpus_runs_on_the_cpu_and_prints_a_table():
+    script = Path(gpu_check.__file__)
+    words = [sys.executable, str(script), "--device", "cpu", "--only"]
+    here = script.parents[1]
+    done = subprocess.run([*words, "chaoyang"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| dataset chaoyang, streamed | passed |" in done.stdout and "CPU in place of a GPU" in done.stdout
+    assert subprocess.run([*words, "nothing"], cwd=here, capture_output=True).returncode == 2
+
+
+@pytest.mark.slow
+def test_a_check_that_fails_says_why(tmp_path):
+    with pytest.raises(gpu_check.Failed, match=r"exit code 2: l2d: experts\.num=0 "):
+        gpu_check.Bench("cpu", tmp_path).train("experts.num=0")
