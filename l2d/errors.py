@@ -1,21 +1,45 @@
 """A user's mistake ends in one sentence and exit code 2; a bug keeps its traceback."""
 
+import argparse
 import errno
 import logging
 import os
+import re
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 _LOG = logging.getLogger("l2d")
 _LOG.addHandler(logging.NullHandler())  # without any handler, logging itself would print warnings to stderr
 HYDRA_ENTRIES = ("hydra.main", "hydra._internal.config_loader_impl")  # everything that composes goes through these
 
 
+# Control characters, line separators, changes of the direction of text, and halves of characters, which cannot be printed.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 class UserError(Exception):
     """One sentence: what was wrong and what would work."""
+
+
+def visible(text: str) -> str:
+    """The text in one line, with the characters that a terminal would act on instead of showing them as escapes.
+
+    >>> visible("red\\x1b[31m\\n")
+    'red\\\\x1b[31m\\\\n'
+    """
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser whose errors show the user's words in a safe form."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(message))
 
 
 @contextmanager
@@ -23,6 +47,9 @@ def errors_as_sentences() -> Iterator[None]:
     """Around a command: an error that the user can fix is printed as a sentence and ends the program with exit code 2."""
     try:
         yield
+    except KeyboardInterrupt:  # Ctrl-C while no run is held, which would write its checkpoint
+        sys.stderr.write("l2d: Stopped.\n")
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if not _is_user_error(error):
             raise
@@ -67,7 +94,7 @@ def sentence(error: Exception) -> str:
         )
     lines = [line.strip() for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise)) or " ".join(lines)
-    return text.removeprefix("UserError raised while resolving interpolation: ")
+    return visible(text.removeprefix("UserError raised while resolving interpolation: "))
 
 
 def _how_to_quote(override: str, message: str) -> str:
@@ -83,15 +110,23 @@ def _how_to_quote(override: str, message: str) -> str:
 
 
 def show(text: str) -> None:
-    """Print to standard output; once that fails (its reader is gone, its disk full), this and all later output is dropped."""
+    """Print lines to standard output; once that fails (its reader is gone, its disk full), this and all later output is
+    dropped."""
     try:
-        print(text, flush=True)
+        print("\n".join(map(visible, text.split("\n"))), flush=True)
     except OSError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """Send all further standard output nowhere: its reader is gone, or its disk is full."""
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def notify(text: str) -> None:
     """Notify the user while the program goes on: one line on stderr and one in the run's log."""
+    text = visible(text)
     with suppress(OSError, ValueError):  # a closed terminal, a full disk: no reason to stop
         _LOG.warning(text)
     with suppress(OSError, ValueError):

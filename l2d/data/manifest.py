@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Ge
 
+from l2d.atomic import read_bytes
 from l2d.errors import UserError, notify
 
 AtLeast1 = Annotated[int, Ge(1)]
@@ -80,7 +82,7 @@ def cache_folder(setting: str | None) -> Path:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8-sig"))
+        return json.loads(read_bytes(path).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
     except (ValueError, RecursionError) as error:
@@ -120,9 +122,9 @@ def class_index(value: Any, class_names: Sequence[str], where: str, indices: boo
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            header, rows = list(reader.fieldnames or []), list(reader)
+        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, strict=True)
+        header, rows = list(reader.fieldnames or []), list(reader)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
     except (csv.Error, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ def evaluate_kept(cfg: DictConfig, folder: Path, result: dict[str, Any]) -> Eval
     `result` is its result.json. Where the truth is known it is computed again, from data that follow from their settings.
     """
     kept = read_kept(folder) if result.get("status") == "finished" else None
-    if kept is None or "data" not in result:
+    if kept is None or any(result.get(name) is None for name in ("data", "class_names", "experts")):
         return None
     sizes = Sizes(len(result["class_names"]), len(result["experts"]), (), result["data"]["complete"])
     system = make_system(cfg, sizes, with_backbone=False)

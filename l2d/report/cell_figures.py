@@ -75,7 +75,10 @@ def coverage_accuracy(block: Block) -> Figure:
 def deferred_to(block: Block) -> Figure:
     """A heat map per number of experts: the percentage of deferred samples that each expert gets, mean over seeds."""
     done = block.runs[block.runs["status"] == "finished"]
-    counts = sorted(set(done["num_experts"]) - {1}) or [1]  # one expert gets everything
+    known = [len(row) if isinstance(row, list) else 0 for row in done["deferred_to"]]
+    counts = sorted(set(done.loc[done["num_experts"] == known, "num_experts"]) - {1}) or [
+        1
+    ]  # one expert gets everything
     tables = [_percentages(done[done["num_experts"] == num], block.methods, num) for num in counts]  # [methods, J] each
     top = max(np.nanmax(table, initial=1) for table in tables)
     widths = [max(num, 4) for num in counts]

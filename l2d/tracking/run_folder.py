@@ -22,21 +22,24 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
-from l2d.atomic import TEMPORARY, atomic_write
+from l2d.atomic import TEMPORARY, atomic_write, obstacle, read_text
 from l2d.config import flatten
 from l2d.errors import UserError, notify, sentence
-from l2d.evaluation import metrics
 from l2d.identity import fingerprint, settings
 from l2d.tensors import pack
+from l2d.tracking.read import HEADLINE, checked_manifest, checked_result, config_text, read_result
 
 if TYPE_CHECKING:  # torch takes a second to import, and most commands do not need it
     from torch import Tensor
 
 SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
 MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
-HEADLINE = [metric.name for metric in metrics.HEADLINE]
 LOCK = ".lock"
 OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
+APPENDED = [LOCK, "train.log", "metrics.csv"]  # opened where they are: a link might lead out of the folder
+FILES = [
+    "config.yaml", "result.json", "model.safetensors", "model.pt", "outcome.safetensors", OWNER, "checkpoint.pt", "checkpoint.previous.pt",
+]  # replaced as a whole, also if they are links  # fmt: skip
 LOCK_WAIT_S = 1  # `in_use` holds the lock for a moment, which must not stop a run from starting
 
 
@@ -57,10 +60,13 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in (*APPENDED, *FILES):
+            if what := obstacle(self.path / name, links=name not in APPENDED):
+                raise UserError(f"{self.path / name} is {what}, and a run keeps a file there; remove it.")
         self._lock()
         try:
-            with suppress(OSError):  # the lock works without it
-                (self.path / OWNER).write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            with suppress(UserError):  # the lock works without it
+                self._write(OWNER, f"process {os.getpid()} on {socket.gethostname()}", durable=False)
             self._refuse_another_run()
         except BaseException:
             self._unlock()
@@ -95,16 +101,14 @@ class RunFolder:
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
         """From here on the folder belongs to this run: the files of an earlier attempt are removed, unless `resumed`."""
         self.facts, self.started = facts, True
-        old = (
-            ["result.json"]
-            if resumed
-            else ["result.json", "metrics.csv", "model.pt", "model.safetensors", "outcome.safetensors"]
-        )
+        self.write_result(
+            {"status": "running"}
+        )  # first: after a SIGKILL from here on, the folder is still known as this run's
+        old = [] if resumed else ["metrics.csv", "model.pt", "model.safetensors", "outcome.safetensors"]
         for path in (*(self.path / name for name in old), *self.path.glob(TEMPORARY)):
             path.unlink(missing_ok=True)
         self._point_out_older_runs()
         self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
-        self.write_result({"status": "running"})
 
     def add_epoch(self, row: dict[str, Any], last: bool) -> None:
         """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json."""
@@ -156,8 +160,8 @@ class RunFolder:
 
     def _owner(self) -> str:
         try:
-            return (self.path / OWNER).read_text() or "another process"
-        except OSError:
+            return read_text(self.path / OWNER) or "another process"
+        except (OSError, ValueError):
             return "another process"
 
     def _point_out_older_runs(self) -> None:
@@ -178,15 +182,15 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return
-        before = read_result(self.path) or {}
+        before = checked_result(self.path) or {}
         if before and before.get("schema_version") != SCHEMA_VERSION:
             raise UserError(
                 f"{self.path} holds a run of another version of l2d, which cannot be continued; choose another folder, or leave "
                 "hydra.run.dir alone."
             )
-        theirs, ours = flatten(settings(DictConfig(OmegaConf.load(saved)))), flatten(settings(self.cfg))
+        theirs, ours = _saved_settings(self.path), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
-        if not different and before.get("fingerprint") != fingerprint(self.cfg):
+        if before and not different and before.get("fingerprint") != fingerprint(self.cfg):
             different = ["its data, or the run that it started from"]
         if different:
             raise UserError(
@@ -216,24 +220,16 @@ class ReadOnlyFolder(RunFolder):
 
 def in_use(folder: Path) -> bool:
     """Whether a living process holds the run in this folder."""
-    if not (folder / LOCK).exists():
+    lock = folder / LOCK
+    if not lock.exists() or obstacle(lock, links=False):
         return False
     try:
-        with FileLock(folder / LOCK).acquire(timeout=0):
+        with FileLock(lock).acquire(timeout=0):
             return False
     except Timeout:
         return True
     except OSError:  # another user's folder: it may be read only
         return (folder / OWNER).exists()
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """A folder's result.json; None where there is none that can be read."""
-    try:
-        result = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) else None
 
 
 def headline(metrics: dict[str, Any]) -> str:
@@ -247,7 +243,7 @@ def sweep_progress() -> str:
     if found is None:
         return ""
     _, manifest = found
-    todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
+    todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell.get("skipped")]
     ended_now = sum(_ended_since(folder, manifest["started"]) for folder in todo)
     ended, total = len(manifest["cells"]) - len(todo) + ended_now, len(manifest["cells"])
     left = (time.time() - manifest["started"]) / ended_now * (total - ended) if ended_now else None
@@ -263,11 +259,19 @@ def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
         return None
     settings, found = HydraConfig.get(), []
     for path in Path(settings.runtime.cwd, settings.sweep.dir, MANIFESTS).glob("*.json"):
-        with suppress(OSError, ValueError):
-            manifest = json.loads(path.read_text())
-            if any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
+        with suppress(UserError):  # one that is damaged cannot be the one that this sweep just wrote
+            manifest = checked_manifest(path)
+            if manifest and any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
                 found.append((path, manifest))
     return max(found, key=lambda entry: entry[1]["started"], default=None)
+
+
+def _saved_settings(folder: Path) -> dict[str, Any]:
+    """The settings in a folder's config.yaml, flat."""
+    saved = OmegaConf.create(config_text(folder))
+    if not isinstance(saved, DictConfig):
+        raise UserError(f"{folder / 'config.yaml'} is not a mapping; it must be the one that the run wrote.")
+    return flatten(settings(saved))
 
 
 def _ended_since(folder: Path, moment: float) -> bool:
