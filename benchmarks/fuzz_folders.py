@@ -59,6 +59,7 @@ SMALL_IMAGES = [
     "backbone=mlp",
     "dataset.cache=cache",
 ]
+HANGS_AFTER_S = 90  # a command that takes longer hangs; a report draws figures, on a machine that may be busy
 GRID = ["loss=ce,picce_ce", "evaluation=full", "held_out=0.2", *TINY]
 
 
@@ -125,14 +126,14 @@ def _run_case(good: Good, rng: random.Random, folder: Path) -> tuple[str | None,
     before = {path: digest(path) for path in (*runs, folder / "outside")}
     ends = []
     for name, *more in (["status", "outputs"], ["report", "outputs", "--out=report"]):
-        ends.append(run([name, *more], folder))
+        ends.append(run([name, *more], folder, HANGS_AFTER_S))
         if wrong := bad_output(ends[-1]) or _hides_the_good_runs(name, ends[-1], runs, here / "report"):
             return f"{name} {wrong}", ends, done
         if digest(bad) != (before.setdefault(bad, digest(bad))):
             return f"{name} changes the run", ends, done
     for name, *more in (["evaluate", f"ckpt={bad}"], ["train", *words, f"hydra.run.dir={_quoted(bad)}"]):
         earlier = digest(bad)
-        ends.append(run([name, *more], folder))
+        ends.append(run([name, *more], folder, HANGS_AFTER_S))
         wrong = bad_output(ends[-1]) or _not_whole(ends[-1], earlier == digest(bad))
         if name == "evaluate" and not wrong and ends[-1].code == 0 and kind == "finished":
             evaluated = json.loads((bad / "evaluation.json").read_text())["metrics"]

@@ -14,7 +14,7 @@ from l2d.conf_files import Folders, group_files
 from l2d.config import check, flatten
 from l2d.errors import Arguments, UserError, errors_as_sentences, notify
 from l2d.identity import choices, data_digest, eight_digits, identity, register_resolvers
-from l2d.tracking.read import checked_result, config_text
+from l2d.tracking.read import checked_config, checked_result
 from l2d.tracking.run_folder import environment
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in the command should not wait for it
@@ -94,7 +94,7 @@ def find_run(path: str, trust: bool = False) -> Run:
 def saved_config(folder: Path) -> dict[str, Any]:
     """The config.yaml of a run as plain values, those of version 0.1 with today's keys."""
     file = folder / "config.yaml"
-    saved = OmegaConf.to_container(OmegaConf.create(config_text(folder)), resolve=False)  # a run writes it resolved
+    saved = OmegaConf.to_container(checked_config(folder), resolve=False)  # a run writes it resolved
     groups = {"dataset", "experts", "backbone", "loss", "trainer"}
     if not isinstance(saved, dict) or not all(isinstance(saved.get(group), dict) for group in groups):
         raise UserError(f"{file} is not the config of a run: it must have {', '.join(sorted(groups))}.")

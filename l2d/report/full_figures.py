@@ -14,7 +14,7 @@ from l2d.errors import notify
 from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import LARGEST
-from l2d.report.style import add_legend, look
+from l2d.report.style import add_legend, look, short
 from l2d.report.tables import one_per_seed
 from l2d.tracking.read import read_result
 
@@ -104,7 +104,7 @@ def regret(runs: pd.DataFrame, methods: list[str]) -> Figure:
                 ax.barh([i] * 3, width, left=width.cumsum() - width, color=[colour for _, colour in PARTS.values()])
         ax.set_title(count_of(num), fontsize=9)
         ax.set_xlabel("Regret (%)")
-    axes[0, 0].set_yticks(range(len(methods)), list(map(label, methods)))
+    axes[0, 0].set_yticks(range(len(methods)), [short(label(method)) for method in methods])
     axes[0, 0].invert_yaxis()
     handles = [Patch(color=colour, label=text) for text, colour in PARTS.values()]
     axes[0, -1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from l2d.atomic import read_text
 from l2d.errors import UserError, sentence
@@ -92,3 +93,16 @@ def config_text(folder: Path) -> str:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); it must be the one that the run wrote.") from error
     return text
+
+
+def checked_config(folder: Path) -> DictConfig:
+    """A folder's config.yaml, unresolved; UserError unless it is a mapping."""
+    try:
+        saved = OmegaConf.create(config_text(folder))
+    except (yaml.YAMLError, ValueError) as error:  # a tag, a date that is none
+        raise UserError(
+            f"{folder / 'config.yaml'} cannot be read as YAML; it must be the one that the run wrote."
+        ) from error
+    if not isinstance(saved, DictConfig):
+        raise UserError(f"{folder / 'config.yaml'} is not a mapping; it must be the one that the run wrote.")
+    return saved

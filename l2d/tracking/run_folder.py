@@ -27,7 +27,7 @@ from l2d.config import flatten
 from l2d.errors import UserError, notify, sentence
 from l2d.identity import fingerprint, settings
 from l2d.tensors import pack
-from l2d.tracking.read import HEADLINE, checked_manifest, checked_result, config_text, read_result
+from l2d.tracking.read import HEADLINE, checked_config, checked_manifest, checked_result, read_result
 
 if TYPE_CHECKING:  # torch takes a second to import, and most commands do not need it
     from torch import Tensor
@@ -188,7 +188,7 @@ class RunFolder:
                 f"{self.path} holds a run of another version of l2d, which cannot be continued; choose another folder, or leave "
                 "hydra.run.dir alone."
             )
-        theirs, ours = _saved_settings(self.path), flatten(settings(self.cfg))
+        theirs, ours = flatten(settings(checked_config(self.path))), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
         if before and not different and before.get("fingerprint") != fingerprint(self.cfg):
             different = ["its data, or the run that it started from"]
@@ -264,14 +264,6 @@ def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
             if manifest and any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
                 found.append((path, manifest))
     return max(found, key=lambda entry: entry[1]["started"], default=None)
-
-
-def _saved_settings(folder: Path) -> dict[str, Any]:
-    """The settings in a folder's config.yaml, flat."""
-    saved = OmegaConf.create(config_text(folder))
-    if not isinstance(saved, DictConfig):
-        raise UserError(f"{folder / 'config.yaml'} is not a mapping; it must be the one that the run wrote.")
-    return flatten(settings(saved))
 
 
 def _ended_since(folder: Path, moment: float) -> bool:
