@@ -43,8 +43,11 @@ def run_case(reference: Reference, rng: random.Random, folder: Path) -> tuple[st
     done: list[str] = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         signum, moment, all_of_it = rng.choice(SIGNALS), rng.random() * reference.seconds, rng.random() < 0.5
+        for name in ("stdout", "stderr"):
+            (folder / name).unlink(missing_ok=True)
         child = start(reference.words, folder)
-        wait(child, moment)
+        wait(child, GONE, until=(folder / "stderr").exists)
+        wait(child, 0.1 + moment)  # what comes before is the fuzzer's own
         done.append(f"{signum.name} to the {'group' if all_of_it else 'parent'} after {moment:.2f} s")
         (os.killpg if all_of_it else os.kill)(child, signum)
         hangs = not wait(child, GONE)

@@ -47,10 +47,10 @@ def errors_as_sentences() -> Iterator[None]:
     """Around a command: an error that the user can fix is printed as a sentence and ends the program with exit code 2."""
     try:
         yield
-    except KeyboardInterrupt:  # Ctrl-C while no run is held, which would write its checkpoint
-        sys.stderr.write("l2d: Stopped.\n")
-        sys.exit(128 + signal.SIGINT)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if _by_ctrl_c(error):  # while no run is held, which would write its checkpoint
+            sys.stderr.write("l2d: Stopped.\n")
+            sys.exit(128 + signal.SIGINT)
         if not _is_user_error(error):
             raise
         sys.stderr.write(f"l2d: {sentence(error)}\n")
@@ -59,7 +59,12 @@ def errors_as_sentences() -> Iterator[None]:
         sys.exit(2)
 
 
-def _is_user_error(error: Exception) -> bool:
+def _by_ctrl_c(error: BaseException | None) -> bool:
+    """Whether it is a KeyboardInterrupt, or was raised while one was handled: OmegaConf's clean-up may fail then."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__context__))
+
+
+def _is_user_error(error: BaseException) -> bool:
     """Whether the user can fix it: a UserError, an error in the config, a full disk, no permission, too many open files."""
     if isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return True
@@ -76,14 +81,14 @@ def _is_user_error(error: Exception) -> bool:
     return _raised_by_hydra(error)
 
 
-def _raised_by_hydra(error: Exception) -> bool:
+def _raised_by_hydra(error: BaseException) -> bool:
     """Whether Hydra raised it while composing a config, before it called our code: then it is about the command line."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     entered = [depth for depth, module in enumerate(modules) if module in HYDRA_ENTRIES]
     return bool(entered) and not any(module.startswith("l2d.") for module in modules[entered[-1] :])
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """The message in one line, without the positions that OmegaConf and Hydra append."""
     noise = ("full_key", "object_type", "reference_type", "Config search path", "provider=", "See https://")
     override = getattr(error, "override", "")  # what Hydra could not parse

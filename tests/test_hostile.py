@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 from test_report import blocks_of, write_run
 
@@ -381,5 +382,12 @@ def test_ctrl_c_outside_of_a_run_is_no_traceback(l2d, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("l2d.status.describe", interrupted)
-    assert l2d("status", ".") == (130, "", "l2d: Stopped.\n")
+    def interrupted_in_cleaning_up(_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise OmegaConfBaseException("half made")
+
+    for replacement in (interrupted, interrupted_in_cleaning_up):
+        monkeypatch.setattr("l2d.status.describe", replacement)
+        assert l2d("status", ".") == (130, "", "l2d: Stopped.\n")
