@@ -21,6 +21,7 @@ from l2d.data.load import load_dataset
 from l2d.evaluation.kept import read_kept
 from l2d.experts import ExpertPanel, disjoint, simulate
 from l2d.experts.simulator import table_dtype
+from l2d.identity import fingerprint
 from l2d.losses import DeferralLoss
 from l2d.train import run
 
@@ -57,7 +58,7 @@ def trained(loss: str, rate: float, seed: int, folder: Path) -> tuple[float, flo
     with redirect_stdout(io.StringIO()):  # the run's own last lines
         metrics = run(cfg)
     (file,) = folder.glob("*/*/outcome.safetensors")
-    kept = read_kept(file.parent)
+    kept = read_kept(file.parent, fingerprint(cfg))
     assert kept is not None
     dataset = load_dataset(cfg)
     scores = kept["test"].predicted.outputs.double()

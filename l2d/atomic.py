@@ -81,3 +81,17 @@ def _regular(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", path)
     return descriptor
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file that exists, in one write; a symlink is not followed."""
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        file = _regular(str(path), flags)
+        try:
+            if os.write(file, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}).") from error

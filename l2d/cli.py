@@ -72,13 +72,13 @@ def train(arguments: list[str] | None = None) -> None:
 
     from l2d.errors import errors_as_sentences
     from l2d.identity import register_resolvers
-    from l2d.job import job, register_sweeper
+    from l2d.job import job, register_plugins
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
     warnings.filterwarnings("error", "provider=.* is not available", UserWarning)  # hydra.searchpath=[nowhere]
     register_resolvers()
     with errors_as_sentences():
-        register_sweeper()
+        register_plugins()
         job()
 
 

@@ -11,9 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from l2d.atomic import atomic_write
 from l2d.compose import add_config_dir, compose
 from l2d.conf_files import Folders, group_files
-from l2d.config import check, flatten
+from l2d.config import check
 from l2d.errors import Arguments, UserError, errors_as_sentences, notify
 from l2d.identity import choices, data_digest, eight_digits, identity, register_resolvers
+from l2d.source import named_code
 from l2d.tracking.read import checked_config, checked_result
 from l2d.tracking.run_folder import environment
 
@@ -217,11 +218,18 @@ def trained_weights(path: Path, run: Run) -> "Weights":
 
     if path.name.startswith("checkpoint"):
         state = read_checkpoint(path)
-        if run.result.get("fingerprint") not in (None, state["fingerprint"]):
-            raise UserError(f"{path} belongs to another setting than the config.yaml beside it.")
-        weights = Weights(state["system"], {})
+        weights = Weights(state["system"], {"fingerprint": state["fingerprint"]})
     else:
         weights = read_weights(path)
+    theirs, ours = weights.facts.get("fingerprint"), run.result.get("fingerprint")
+    if (
+        theirs and not ours and "data" in weights.facts and not run.config.get("init")
+    ):  # a file and its config.yaml alone
+        ours = eight_digits(identity(DictConfig(run.config), weights.facts["data"]))
+    if theirs and ours and theirs != ours:
+        raise UserError(
+            f"{path} holds the weights of another run than the config.yaml beside it; restore the right ones."
+        )
     experts = [expert["name"] for expert in run.result.get("experts") or []]
     recorded = {"class_names": run.result.get("class_names"), "expert_names": experts or None}
     return weights._replace(facts={name: value for name, value in recorded.items() if value} | weights.facts)
@@ -252,15 +260,11 @@ def matched(task: "Task", weights: "Weights", path: Path) -> "Task":
 
 def refuse_foreign_code(run: Run) -> None:
     """A run's folder may come from someone else: what its config.yaml names is imported and called."""
-    for key, value in flatten({group: run.config.get(group) or {} for group in CALLED}).items():
-        named = value if isinstance(value, list) else [value]
-        where = key.rpartition(".")[2] in ("_target_", "formulation", "base", "metrics")
-        for name in named if where else []:
-            if isinstance(name, str) and "." in name and not name.startswith("l2d."):
-                raise UserError(
-                    f"{run.folder / 'config.yaml'} names {key}={name}, which is not part of l2d and would be run; "
-                    "if you trust this folder, add trust=true."
-                )
+    for key, name in named_code({group: run.config.get(group) or {} for group in CALLED}).items():
+        raise UserError(
+            f"{run.folder / 'config.yaml'} names {key}={name}, which is not part of l2d and would be run; "
+            "if you trust this folder, add trust=true."
+        )
     if "${" in json.dumps(run.config):
         raise UserError(f"{run.folder / 'config.yaml'} has a value with ${{...}}; a run writes none, so it was edited.")
 
@@ -270,7 +274,15 @@ def refuse_edited(run: Run) -> None:
     digest = (run.result.get("data") or {}).get("digest")
     if digest is None or run.config.get("init"):
         return
-    if eight_digits(identity(DictConfig(run.config), digest)) != run.result.get("fingerprint"):
+    whole = identity(DictConfig(run.config), digest)
+    before, now = run.result.get("code") or {}, whole.get("code", {})
+    if before != now:
+        keys = ", ".join(sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)))
+        raise UserError(
+            f"The code that {run.folder / 'config.yaml'} names ({keys}) is not what the run was trained with; restore it, or "
+            "train again."
+        )
+    if eight_digits(whole) != run.result.get("fingerprint"):
         raise UserError(
             f"{run.folder / 'config.yaml'} was changed after the run; restore it, and give what should be different as KEY=VALUE."
         )

@@ -1,4 +1,4 @@
-"""Identity of a run: two settings or datasets never share a folder; the same setting on the same data has the same one.
+"""Identity of a run: two settings or datasets never share a folder; the same setting, data and code have the same one.
 
 Importing this does not import torch.
 """
@@ -16,6 +16,7 @@ from l2d.atomic import read_text
 from l2d.config import bind, plain
 from l2d.errors import UserError, notify
 from l2d.signals import StopSignal
+from l2d.source import code_digests
 
 # Settings that do not change the training: left out of the fingerprint.
 FREE_GROUPS = {
@@ -35,8 +36,10 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
 
 
 def identity(cfg: DictConfig, data: str | None = None) -> dict[str, Any]:
-    """The settings, the digest of the data (computed unless given) and the fingerprint of the run in `init`."""
+    """The settings, digests of the data (computed unless given) and of the user's own code, the fingerprint of `init`."""
     whole = settings(cfg)
+    if code := code_digests(whole):
+        whole["code"] = code
     digest = data_digest(cfg) if data is None else data
     if digest:
         whole["data"] = digest
@@ -67,7 +70,8 @@ _notify_once = lru_cache(maxsize=32)(notify)  # a plan has many cells
 
 def evaluated_with(cfg: DictConfig) -> dict[str, str]:
     """Identifies the settings that a finished run is reported with: `rule` and `evaluation`."""
-    return {group: eight_digits(_canonical({group: plain(cfg[group])})) for group in ("rule", "evaluation")}
+    groups = [_canonical({group: plain(cfg[group])}) for group in ("rule", "evaluation")]
+    return {group: eight_digits(chosen | code_digests(chosen)) for chosen in groups for group in chosen}
 
 
 def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:
@@ -78,7 +82,7 @@ def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:
 
 
 def data_digest(cfg: DictConfig) -> str:
-    """Identifies the data of a config by its listing, without opening an input; '' where they follow from the settings.
+    """Identifies the data of a config by its listing, without decoding an input; '' where they follow from the settings.
 
     The same data under another path, or with other times, are the same. A dataset that has no listing is built.
     """

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from l2d.conf_files import config_dir
 from l2d.errors import UserError, errors_as_sentences, sentence
@@ -25,21 +26,32 @@ def job(cfg: DictConfig) -> dict[str, Any]:
             return _run(cfg)
     try:
         return {"metrics": _run(cfg)}
-    except InUse as error:
-        return {"in_use": sentence(error)}
     except Exception as error:
-        if isinstance(error, UserError):
-            return {"error": sentence(error), "by_user": True}
-        logging.getLogger("l2d").exception("This cell failed.")
-        return {"error": f"{type(error).__name__}: {sentence(error)}", "by_user": False}
+        return failure(error)
 
 
-def register_sweeper() -> None:
-    """Hydra finds the sweeper itself when it is installed from a wheel; in an editable install it does not."""
+def failure(error: Exception) -> dict[str, Any]:
+    """What a cell returns that ended in this error; the traceback of a bug goes to its log."""
+    if isinstance(error, InUse):
+        return {"in_use": sentence(error)}
+    if isinstance(error, UserError):
+        return {"error": sentence(error), "by_user": True}
+    logging.getLogger("l2d").error("This cell failed.", exc_info=error)
+    return {"error": f"{type(error).__name__}: {sentence(error)}", "by_user": False}
+
+
+def register_plugins() -> None:
+    """Hydra finds the plugins itself when they are installed from a wheel; in an editable install it does not."""
     plugins = Plugins.instance()  # first, because it reloads the plugins that it finds
+    from hydra_plugins.l2d_parallel import ParallelLauncher
     from hydra_plugins.l2d_sweeper import CellSweeper
 
     plugins.register(CellSweeper)
+    plugins.register(ParallelLauncher)
+    # Stored, and not a YAML file, which Hydra would compare with the config of hydra-joblib-launcher where that is installed.
+    target = f"{ParallelLauncher.__module__}.{ParallelLauncher.__qualname__}"
+    node = OmegaConf.create({"_target_": target, "n_jobs": -1}, flags={"struct": False})  # it refuses other keys itself
+    ConfigStore.instance().store("joblib", node, group="hydra/launcher", provider="l2d")
 
 
 def _run(cfg: DictConfig) -> dict[str, Any]:

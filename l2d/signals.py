@@ -61,5 +61,6 @@ class StopSignal:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
         if not self.patient:
-            sys.stderr.write("l2d: Stopped before the first step; there is nothing to keep.\n")
+            if not isinstance(getattr(self.before[signum], "__self__", None), StopSignal):  # else that one says it
+                sys.stderr.write("l2d: Stopped before the first step; there is nothing to keep.\n")
             self.leave()

@@ -19,9 +19,19 @@ from omegaconf import DictConfig
 from l2d.atomic import atomic_write
 from l2d.compose import quoted
 from l2d.config import plain
-from l2d.errors import UserError, sentence, show
+from l2d.errors import UserError, sentence, show, visible
 from l2d.identity import choices, reported_otherwise
-from l2d.tracking.run_folder import MANIFESTS, duration, headline, read_result
+from l2d.signals import Interrupted, StopSignal
+from l2d.tracking.read import checked_result, read_result
+from l2d.tracking.run_folder import MANIFESTS, RunFolder, duration, headline
+
+
+class SweepInterrupted(Interrupted):
+    """A signal stopped a launcher; `returns` has what became of each cell (of those that were not begun: None)."""
+
+    def __init__(self, signum: int, returns: Sequence[JobReturn]):
+        super().__init__(signum)
+        self.returns = returns
 
 
 class Cell(NamedTuple):
@@ -30,7 +40,7 @@ class Cell(NamedTuple):
     folder: Path
     overrides: list[str]
     config: DictConfig
-    action: str  # run, redo, evaluate or skip
+    action: str  # run, redo, evaluate, skip or refuse
     why: str
 
     def literal(self) -> list[str]:
@@ -40,7 +50,8 @@ class Cell(NamedTuple):
 
 def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[str]) -> Sequence[JobReturn]:
     """Run the cells of a grid that are not finished, and return what the launcher returned for each."""
-    cells = plan_cells(context.config_loader, config, words)
+    with StopSignal():  # it may take long
+        cells = plan_cells(context.config_loader, config, words)
     if config.plan:
         counts = Counter(cell.action for cell in cells)
         total = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
@@ -53,14 +64,22 @@ def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[
     todo = [cell for cell in cells if cell.action != "skip"]
     for cell in cells:
         if cell.action == "skip":
-            print(f"finished before  {cell.folder.name}  {cell.why}")
+            show(f"finished before  {cell.folder.name}  {cell.why}")
     composed = {tuple(cell.literal()): cell.config for cell in todo}
     loader: Any = _Composed(context.config_loader, composed)
     launcher.hydra_context = HydraContext(loader, context.callbacks)
     started = time.time()
-    returns = launcher.launch([cell.literal() for cell in todo], initial_job_idx=0) if todo else []
+    interrupted: SweepInterrupted | None = None
+    try:
+        returns = launcher.launch([cell.literal() for cell in todo], initial_job_idx=0) if todo else []
+    except SweepInterrupted as stop:
+        returns, interrupted = stop.returns, stop
     outcomes = [returned._return_value for returned in returns]
-    _summarise(todo, outcomes, len(cells) - len(todo), time.time() - started)
+    exit_code = _summarise(todo, outcomes, len(cells) - len(todo), time.time() - started)
+    if interrupted:
+        raise interrupted
+    if exit_code:
+        sys.exit(exit_code)
     return returns
 
 
@@ -101,17 +120,21 @@ def grid(loader: ConfigLoader, words: list[str]) -> list[list[str]]:
 
 
 def plan(folder: Path, cfg: DictConfig) -> tuple[str, str]:
-    """What a run in this folder would do (run, redo, evaluate or skip), and why."""
-    result = read_result(folder)
-    if not result:
-        return "run", "nothing there yet"
-    if result.get("status") == "finished":
-        if cfg.get("force"):
-            return "redo", "finished, but force=true"
-        if reported_otherwise(cfg, result):
-            return "evaluate", "finished, but under another rule or evaluation"
-        return "skip", headline(result["metrics"])
-    return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
+    """What a run in this folder would do (run, redo, evaluate, skip or refuse), and why."""
+    try:
+        result = read_result(folder) if cfg.get("force") else checked_result(folder)
+        if not result:
+            return "run", "nothing there yet"
+        if result.get("status") != "finished":
+            return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
+        result = RunFolder(folder, cfg).finished()
+    except UserError as error:  # the run will find the same
+        return "refuse", sentence(error)
+    if result is None:
+        return "redo", "finished, but force=true"
+    if reported_otherwise(cfg, result):
+        return "evaluate", "finished, but under another rule or evaluation"
+    return "skip", headline(result["metrics"])
 
 
 def plan_line(folder: Path, action: str, why: str) -> str:
@@ -156,22 +179,30 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): plain(cfg[key]) for key in cfg if key != "hydra"}
 
 
-def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds: float) -> None:
-    """Print counts and the reason of each failure. Exit code 2 if the user can fix all of them, else 1."""
+def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds: float) -> int:
+    """Print counts and the reason of each failure; return the exit code: 2 if the user can fix all of them, else 1."""
+    counts = Counter({"done": 0, "finished before": skipped, "failed": 0})
     failures, busy = [], []
     for cell, outcome in zip(cells, outcomes, strict=True):
         if isinstance(outcome, BaseException):
-            failures.append((cell, {"error": str(outcome), "by_user": False}))
+            outcome = {"error": str(outcome), "by_user": False}
+        if outcome is None:
+            counts["not begun"] += 1
+        elif "stopped_by" in outcome:
+            counts["interrupted"] += 1
         elif "in_use" in outcome:
+            counts["left to another process"] += 1
             busy.append(outcome["in_use"])
         elif "error" in outcome:
+            counts["failed"] += 1
             failures.append((cell, outcome))
-    counts = {"done": len(cells) - len(failures) - len(busy), "finished before": skipped, "failed": len(failures)}
-    counts |= {"left to another process": len(busy)} if busy else {}
-    print(", ".join(f"{n} {what}" for what, n in counts.items()) + f", in {duration(seconds)}")
-    print("\n".join(busy), end="\n" if busy else "")
+        else:
+            counts["done"] += 1
+    show(", ".join(f"{n} {what}" for what, n in counts.items()) + f", in {duration(seconds)}")
+    for text in busy:
+        show(text)
     for cell, outcome in failures:
-        print(f"failed: {' '.join(cell.overrides)}: {outcome['error']}", file=sys.stderr)
-    if failures:
-        sys.stdout.flush()
-        sys.exit(2 if all(outcome["by_user"] for _, outcome in failures) else 1)
+        print(visible(f"failed: {' '.join(cell.overrides)}: {outcome['error']}"), file=sys.stderr)
+    if counts["interrupted"] or not all(outcome["by_user"] for _, outcome in failures):
+        return 1
+    return 2 if failures else 0

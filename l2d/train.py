@@ -1,14 +1,13 @@
 """Read this first: run(cfg) takes a config through the package, Task -> System -> stages -> Outcome -> record."""
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.config import build, check, plain
+from l2d.config import build, plain
 from l2d.data import Loader
 from l2d.errors import UserError
 from l2d.evaluation.again import evaluate_kept
@@ -34,12 +33,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     ranks = Ranks()
     with StopSignal() as stop:
         with (RunFolder if ranks.first else ReadOnlyFolder)(run_folder(cfg), cfg) as folder:
-            check(cfg)
+            result = folder.finished()
             display = ProgressReporter(cfg.verbose)
             display.terminal.quiet = not ranks.first
             reporter: Any = Harmless(display, "The display")
-            result = folder.finished()
-            if result and not cfg.force:
+            if result:
                 if reported_otherwise(cfg, result):
                     result = report_again(cfg, folder, result)
                 reporter.finished_before(folder.path, result)
@@ -53,7 +51,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
-    started = time.perf_counter()
     place = Place.open(cfg.trainer, cfg.seed, ranks)
     task = load_task(cfg)
     system = load_system(cfg, task)
@@ -81,8 +78,8 @@ def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop:
         if ranks.first:
             evaluated.result["kept"] = keep(folder.path, system, evaluated.outcomes, task.ids(), cfg)
             folder.write_weights(system.state_dict(), weight_facts(facts))
-        cost = {"seconds": time.perf_counter() - started, "peak_memory_mb": place.peak_memory_mb()}
-        result = folder.write_result({"status": "finished", **evaluated.result, **cost})
+        memory = {"peak_memory_mb": place.peak_memory_mb()}
+        result = folder.write_result({"status": "finished", **evaluated.result, **memory})
         if ranks.first:
             state.checkpoints.remove()
         tracker.finish(result)

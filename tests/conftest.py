@@ -13,6 +13,7 @@ from l2d.config import config_dir
 from l2d.data import Dataset, Images, Preprocessing, Split
 from l2d.data.load import _load
 from l2d.identity import _data_digest, register_resolvers
+from l2d.source import _folders, source_digest
 
 torch.set_num_threads(1)
 
@@ -34,6 +35,8 @@ def no_remembered_data():
     yield
     _data_digest.cache_clear()
     _load.cache_clear()
+    source_digest.cache_clear()
+    _folders.cache_clear()
 
 
 @cache

@@ -302,7 +302,7 @@ def test_the_wheel_carries_the_configs_and_works_from_any_folder(tmp_path):
         script = [sys.executable, str(installed / "bin" / name), *words]
         return subprocess.run(script, cwd=elsewhere, env=environment, capture_output=True, text=True)
 
-    done = command("l2d", "train", "-m", *TINY, "seed=0,1")
+    done = command("l2d", "train", "-m", *TINY, "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
     assert done.returncode == 0, done.stderr
     assert len(list(elsewhere.glob("outputs/synthetic/*/result.json"))) == 2
     again = command("l2d-train", *TINY)

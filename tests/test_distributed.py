@@ -98,7 +98,7 @@ def outcome() -> tuple[dict[str, torch.Tensor], list[dict[str, str]], dict]:
     assert result["status"] == "finished", result
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
     weights = load_file(folder / "model.safetensors")
-    timeless = {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
+    timeless = {k: v for k, v in result.items() if k not in ("seconds", "attempts", "peak_memory_mb")}
     return weights, [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows], timeless
 
 

@@ -156,7 +156,23 @@ def test_a_checkpoint_is_evaluated_as_the_weights_in_it(cli, folder):
     assert not (folder / "evaluation.json").exists()
 
     Checkpoints(folder, "00000000").save({"system": weights})
-    assert "another setting" in refused(cli(folder / "checkpoint.pt"))
+    assert "another run" in refused(cli(folder / "checkpoint.pt"))
+
+
+def test_weights_and_outcomes_of_another_run_are_refused(cli, folder, monkeypatch, capfd):
+    """Only the seed differs, so they would fit."""
+    monkeypatch.setattr(sys, "argv", ["l2d-train", *SETTING, "seed=5"])
+    train()
+    capfd.readouterr()
+    (other,) = Path("outputs").glob("*/*/result.json")
+    for name in ("model.safetensors", "outcome.safetensors"):
+        shutil.copy(other.with_name(name), folder)
+    assert "outcome.safetensors" in refused(cli(folder))
+    assert "model.safetensors" in refused(cli(folder / "model.safetensors"))
+    (folder / "result.json").unlink()
+    assert "model.safetensors" in refused(cli(folder / "model.safetensors"))
+    shutil.copy(other.with_name("config.yaml"), folder)
+    assert cli(folder / "model.safetensors")[0] == 0
 
 
 def test_the_model_pt_of_version_1_is_still_read(cli, folder):
@@ -276,9 +292,9 @@ def test_a_folder_from_someone_else_runs_no_code_of_its_own(cli, folder, group, 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config[group][key] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    named = value if isinstance(value, str) else value[0]
+    named = f"={value}" if isinstance(value, str) else f".0={value[0]}"
     for what in ("", "model.safetensors"):
-        assert f"{group}.{key}={named}" in refused(cli(folder / what))
+        assert f"{group}.{key}{named}" in refused(cli(folder / what))
     assert "trust=maybe" in refused(cli(folder, "trust=maybe"))
 
 

@@ -20,7 +20,7 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from l2d.data import Dataset, ImageFiles, Preprocessing, Split
+from l2d.data import Dataset, ImageFiles, Preprocessing, Split, contents
 from l2d.errors import UserError
 from l2d.identity import _data_digest, data_digest, fingerprint, run_name
 from l2d.task import make_task
@@ -63,6 +63,19 @@ def move(file: str, to: str) -> Edit:
     return lambda root: (root / file).rename(root / to)
 
 
+def repainted(file: str) -> Edit:
+    """Replace the content in place; size and time stay."""
+
+    def edit(root: Path) -> None:
+        path = root / file
+        stat, content = path.stat(), bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    return edit
+
+
 def pickled(part: str, key: bytes, change: Callable) -> Edit:
     """Change an entry of one of CIFAR-100's files."""
 
@@ -99,6 +112,7 @@ KINDS = {
             "annotator": text("labels.csv", "ada", "eve"),
             "order": swap_rows("labels.csv"),
             "image": longer("b/5.png"),
+            "pixel": repainted("b/5.png"),
         },
     ),
     "tree": Kind(
@@ -109,6 +123,7 @@ KINDS = {
             "class": lambda root: [move(f"{split}/cat", f"{split}/owl")(root) for split in ("train", "test")],
             "name": move("test/dog/0.png", "test/dog/9.png"),
             "image": longer("test/dog/0.png"),
+            "pixel": repainted("test/dog/0.png"),
         },
     ),
     "micebone": Kind(
@@ -118,6 +133,7 @@ KINDS = {
             "answer": text(MICE, '"class_label": "g"', '"class_label": "nr"'),
             "annotator": text(MICE, "INVALID533", "INVALID999"),
             "image": longer("MiceBone/fold5/g#_Mouse15#image_0000#00.png"),
+            "pixel": repainted("MiceBone/fold5/g#_Mouse15#image_0000#00.png"),
         },
     ),
     "chaoyang": Kind(
@@ -127,6 +143,7 @@ KINDS = {
             "label": text("train.json", '"label": 0', '"label": 1'),
             "answer": text("test.json", '"label_B": 3', '"label_B": 0'),
             "image": longer(test_chaoyang.NAMES["train"][5]),
+            "pixel": repainted(test_chaoyang.NAMES["train"][5]),
         },
     ),
     "imagenet": Kind(
@@ -151,7 +168,7 @@ KINDS = {
 
 
 @pytest.fixture
-def identify(composed, tmp_path):
+def identify(composed, tmp_path, monkeypatch):
     """identify(overrides, root) is the fingerprint that a new process would find."""
 
     def of(overrides: tuple[str, ...], root: Path | str) -> str:
@@ -162,6 +179,7 @@ def identify(composed, tmp_path):
         _data_digest.cache_clear()
         return fingerprint(cfg)
 
+    monkeypatch.setattr(contents, "SETTLED", -1)  # even a new file is remembered
     return of
 
 
@@ -261,7 +279,9 @@ def own_files(name: str, root: str) -> Dataset:
 
 
 @pytest.fixture
-def identify_own(composed):
+def identify_own(composed, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
     def of(function: Callable, root: Path) -> str:
         cfg = composed("experts=human")
         cfg.dataset = OmegaConf.create(
@@ -293,11 +313,11 @@ def test_a_dataset_without_a_listing_is_identified_by_its_content(identify_own, 
     assert (prints[0] == prints[1]) == (entry is None)
 
 
-def test_files_of_a_dataset_without_a_listing_are_identified_by_name_and_size(identify_own, tmp_path):
+def test_files_of_a_dataset_without_a_listing_are_identified_by_name_and_content(identify_own, tmp_path):
     for root in ("a", "b"):
         test_folder.write_images(tmp_path / root)
     assert identify_own(own_files, tmp_path / "a") == identify_own(own_files, tmp_path / "b")
-    longer("a/2.png")(tmp_path / "b")
+    repainted("a/2.png")(tmp_path / "b")
     assert identify_own(own_files, tmp_path / "a") != identify_own(own_files, tmp_path / "b")
     (tmp_path / "b/a/2.png").unlink()
     with pytest.raises(UserError, match=r"^'a/2\.png' is listed and cannot be found"):

@@ -45,7 +45,7 @@ def outcome(root: Path) -> tuple:
     table = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
     rows = [{k: v for k, v in row.items() if k != "images_per_second"} for row in table]
     weights = {name: value.numpy().tobytes() for name, value in load_file(folder / "model.safetensors").items()}
-    return weights, rows, {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_mb")}
+    return weights, rows, {k: v for k, v in result.items() if k not in ("seconds", "attempts", "peak_memory_mb")}
 
 
 @pytest.fixture
@@ -107,6 +107,7 @@ def kill_25_times(*setting: str) -> None:
 def test_a_run_killed_25_times_ends_bit_identical(workplace, undisturbed):
     kill_25_times(*SETTING)
     assert outcome(Path("outputs")) == undisturbed
+    assert json.loads((run_folder() / "result.json").read_text())["attempts"] == 26
     assert not [name for name in NAMES if (run_folder() / name).exists()]
 
 

@@ -14,11 +14,23 @@ ROOT = Path(l2d.__file__).parent
 # First what every room may use, then the rooms in the order in which data passes through them.
 GROUND = ["errors", "signals", "atomic", "tensors", "conf_files", "settings", "config", "place"]
 ROOMS = [
-    *GROUND, "data", "identity", "compose", "experts", "task", "models", "losses", "systems", "decisions", "training",
+    *GROUND, "source", "data", "identity", "compose", "experts", "task", "models", "losses", "systems", "decisions", "training",
     "evaluation", "tracking", "report",
 ]  # fmt: skip
 # Commands and tools, which may use every room, and which no room uses.
-COMMANDS = {"cli", "__main__", "completion", "evaluate", "inspect", "job", "status", "sweep", "theory", "train"}
+COMMANDS = {
+    "cli",
+    "__main__",
+    "completion",
+    "evaluate",
+    "inspect",
+    "job",
+    "parallel",
+    "status",
+    "sweep",
+    "theory",
+    "train",
+}
 
 
 def room_of(module: str) -> str:

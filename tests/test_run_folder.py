@@ -16,7 +16,7 @@ from safetensors.torch import save
 from l2d.atomic import TEMPORARY, atomic_write
 from l2d.errors import UserError
 from l2d.tensors import is_intact, pack
-from l2d.tracking.run_folder import InUse, ReadOnlyFolder, RunFolder, in_use
+from l2d.tracking.run_folder import InUse, ReadOnlyFolder, RunFolder, in_use, read_result
 
 
 def test_an_atomic_write_replaces_the_content(tmp_path):
@@ -112,6 +112,59 @@ def test_result_json_begins_with_its_schema_version(folder):
     assert content["status"] == "finished" and content["seed"] == 0
 
 
+def test_an_epoch_is_appended_and_a_new_column_or_the_last_epoch_writes_the_whole_table(folder):
+    table = folder.path / "metrics.csv"
+    folder.add_epoch({"epoch": 1, "loss": 0.5, "shares": [1, 2]}, last=False)
+    first = table.stat().st_ino
+    folder.add_epoch({"epoch": 2, "loss": 0.25}, last=False)
+    assert table.stat().st_ino == first and table.read_text() == "epoch,loss\n1,0.5\n2,0.25\n"
+    folder.add_epoch({"epoch": 3, "loss": 0.1, "error": 7}, last=False)
+    assert table.stat().st_ino != first and table.read_text() == "epoch,loss,error\n1,0.5,\n2,0.25,\n3,0.1,7\n"
+    table.unlink()  # someone tidies up
+    folder.add_epoch({"epoch": 4, "loss": 0.1}, last=False)
+    assert len(table.read_text().splitlines()) == 5
+    with table.open("a") as file:
+        file.write("a half-written li")
+    folder.add_epoch({"epoch": 5, "loss": 0.1}, last=True)
+    assert table.read_text() == "epoch,loss,error\n1,0.5,\n2,0.25,\n3,0.1,7\n4,0.1,\n5,0.1,\n"
+
+
+def test_nothing_is_appended_through_a_symlink(folder, tmp_path):
+    (tmp_path / "document").write_text("precious")
+    folder.add_epoch({"epoch": 1}, last=False)
+    (folder.path / "metrics.csv").unlink()
+    (folder.path / "metrics.csv").symlink_to(tmp_path / "document")
+    with pytest.raises(UserError, match=r"metrics\.csv"):
+        folder.add_epoch({"epoch": 2}, last=False)
+    assert (tmp_path / "document").read_text() == "precious"
+
+
+def attempt(path, cfg, **result):
+    with RunFolder(path, cfg) as folder:
+        folder.start({}, resumed=False)
+        return folder.write_result(result) if result else read_result(path)
+
+
+def test_attempts_and_their_seconds_are_counted_until_one_finishes(tmp_path, composed):
+    """Times are wound back by hand: the first attempt lasted 100 s, the second was killed 50 s after it began."""
+    path = tmp_path / "run"
+    assert attempt(path, composed(), status="failed")["attempts"] == 1
+    result = read_result(path)
+    (path / "result.json").write_text(json.dumps(result | {"seconds": 100}))
+    second = attempt(path, composed())
+    assert second["attempts"] == 2 and 100 < second["seconds"] < 110
+    begun = (path / "result.json").stat().st_mtime
+    (path / "metrics.csv").touch()
+    os.utime(path / "metrics.csv", (begun + 50, begun + 50))
+    third = attempt(path, composed(), status="running")
+    assert third["attempts"] == 3 and 150 < third["seconds"] < 170
+    os.utime(path / "result.json", (begun + 1e6, begun + 1e6))  # the clock was set back since
+    fourth = attempt(path, composed(), status="finished", metrics={})
+    assert fourth["attempts"] == 4 and 150 < fourth["seconds"] < 180
+    assert attempt(path, composed())["attempts"] == 1  # after a finished one it is counted anew
+    assert attempt(path, composed("resume=never"))["attempts"] == 1
+
+
 def weights():
     """Tied, transposed, channels-last, scalar, empty and half-precision tensors."""
     shared = torch.arange(6.0).reshape(2, 3)
@@ -128,7 +181,8 @@ def test_weights_are_written_as_safetensors(folder):
     folder.write_weights(tensors, METADATA)
     with safe_open(folder.path / "model.safetensors", framework="pt") as file:
         metadata = file.metadata()
-        assert metadata | METADATA == metadata and metadata.keys() == METADATA.keys() | {"sha256"}
+        assert metadata | METADATA == metadata
+        assert metadata.keys() == METADATA.keys() | {"sha256", "fingerprint"}
         assert set(file.keys()) == set(tensors)
         for name, tensor in tensors.items():
             assert torch.equal(file.get_tensor(name), tensor) and file.get_tensor(name).dtype == tensor.dtype
@@ -220,8 +274,8 @@ def test_a_run_of_version_1_of_the_same_name_is_pointed_out(tmp_path, composed, 
     with RunFolder(tmp_path / "ce-specialist-J4-mlp-seed0-89abcdef", composed()) as folder:
         folder.start({"experts": []}, resumed=False)
     assert str(older) in capfd.readouterr().err
-    with pytest.raises(UserError, match="another version"), RunFolder(write_config(older, composed()), composed()):
-        pass
+    with pytest.raises(UserError, match="another version"):
+        RunFolder(write_config(older, composed()), composed()).finished()
 
 
 def write_config(folder, cfg):

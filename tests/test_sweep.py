@@ -91,8 +91,7 @@ def test_a_cell_is_composed_once_and_what_is_done_again_counts_as_not_done_yet(t
 
 
 @pytest.mark.slow
-def test_two_processes_of_joblib_give_the_numbers_of_one(tmp_path, serial):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the joblib extra is not installed")
+def test_two_processes_give_the_numbers_of_one(tmp_path, serial):
     done = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert done.returncode == 0, done.stderr
     assert "4 done" in done.stdout and metrics(tmp_path) == serial
@@ -100,7 +99,6 @@ def test_two_processes_of_joblib_give_the_numbers_of_one(tmp_path, serial):
 
 @pytest.mark.slow
 def test_workers_find_modules_in_the_working_folder_and_groups_in_the_config_dir(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the joblib extra is not installed")
     (tmp_path / "conf/loss").mkdir(parents=True)
     (tmp_path / "conf/loss/own.yaml").write_text("_target_: own_loss.make\nname: own\n")
     (tmp_path / "own_loss.py").write_text(
@@ -138,6 +136,67 @@ def test_an_impossible_grid_is_refused_before_anything_runs(tmp_path, monkeypatc
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1 and all(text in err for text in named)
     assert not list(tmp_path.iterdir())
+
+
+DAMAGED = [
+    ("metrics", None, "metrics.system_error is null"),
+    ("metrics", {"system_error": "low"}, 'metrics.system_error is "low"'),
+    ("evaluated_with", "x", 'evaluated_with is "x"'),
+    ("schema_version", 1, "another version"),
+    ("fingerprint", "00000000", "holds another run"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "named"), DAMAGED)
+def test_a_sweep_finds_what_a_single_run_finds_in_a_finished_folder(tmp_path, monkeypatch, capsys, key, value, named):
+    monkeypatch.chdir(tmp_path)
+    words = ["dataset.num_train=64", "dataset.num_test=50", "trainer.epochs=1", "trainer.batch_size=32"]
+    main(["train", "-m", *words, "seed=0,1"])
+    (path,) = tmp_path.glob("outputs/*/*-seed0-*/result.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    capsys.readouterr()
+    said = []
+    for more in (["seed=0"], ["-m", "seed=0,1,2"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", *words, *more])
+        out, err = capsys.readouterr()
+        assert stop.value.code == 2 and err.count("\n") == 1 and str(path.parent) in err and named in err
+        said.append(err.removeprefix("l2d: ").removeprefix("failed: " + " ".join([*words, "seed=0: "])))
+    assert said[0] == said[1] and "1 done, 1 finished before, 1 failed" in out
+    main(["train", "-m", *words, "seed=0,1", "plan=true"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["refuse", "skip", "2"]
+
+
+def test_a_result_that_is_cut_short_is_refused_unless_forced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "-m",
+        "dataset.num_train=64",
+        "dataset.num_test=50",
+        "trainer.epochs=1",
+        "trainer.batch_size=32",
+        "seed=0,1",
+    ]
+    main(["train", *words])
+    (path,) = tmp_path.glob("outputs/*/*-seed0-*/result.json")
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(SystemExit):
+        main(["train", *words])
+    out, err = capsys.readouterr()
+    assert "0 done, 1 finished before, 1 failed" in out and str(path) in err
+    main(["train", *words, "force=true"])
+    assert "2 done" in capsys.readouterr().out and len(metrics(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("setting", ["verbose=3", "trainer.log_every=0", "record=all"])
+def test_a_setting_that_cannot_work_is_refused_of_a_finished_cell_too(tmp_path, monkeypatch, capsys, setting):
+    """These are not part of the run's identity."""
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "dataset.num_train=64", "dataset.num_test=50", "trainer.epochs=1", "trainer.batch_size=32", "seed=0"]
+    main(["train", *words])
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *words, setting])
+    assert stop.value.code == 2 and setting.partition("=")[0] in capsys.readouterr().err
 
 
 def test_the_same_setting_twice_is_one_cell(tmp_path, monkeypatch, capsys):

@@ -17,20 +17,18 @@ from rich.progress import Progress
 from torch import Tensor
 
 from l2d.atomic import atomic_write
-from l2d.data.files import ImageFiles, open_image
+from l2d.data.files import ImageFiles, open_image, refuse_too_large
 from l2d.data.manifest import cache_folder
 from l2d.data.resident import Images
 from l2d.errors import UserError, notify
 from l2d.place.memory import available_memory
 
-_FORMAT = "l2d images 2"
+_FORMAT = "l2d images 3"
 _TAIL = struct.Struct("<QI")  # bytes of the footer, checksum of everything before this tail
 _CHUNK = 256  # images decoded ahead of the writer
 
 
-def load_images(
-    files: dict[str, ImageFiles], feed: str, cache: str | None
-) -> dict[str, tuple[Images | ImageFiles, list[int]]]:
+def load_images(files: dict[str, ImageFiles], feed: str) -> dict[str, tuple[Images | ImageFiles, list[int]]]:
     """split -> its images, in memory (uint8 [N, 3, resize, resize], channels last, mapped) or left on disk, and the indices
     of those that are kept."""
     size = _kept_size(files["train"])
@@ -45,25 +43,25 @@ def load_images(
             )
     if feed == "stream":
         return {split: (listed, list(range(len(listed)))) for split, listed in files.items()}
-    return {split: _resident(listed, cache_folder(cache)) for split, listed in files.items()}
+    return {split: _resident(listed) for split, listed in files.items()}
 
 
 def decode(path: Path, size: int) -> np.ndarray:
     """[size, size, 3] uint8: the shorter side resized to `size`, then the centre."""
     image = open_image(path)
     width, height = (int(size * side / min(image.size)) for side in image.size)
+    refuse_too_large(path, height, width)
     left, top = round((width - size) / 2), round((height - size) / 2)
     image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
-def _resident(files: ImageFiles, folder: Path) -> tuple[Images, list[int]]:
+def _resident(files: ImageFiles) -> tuple[Images, list[int]]:
     """Map the cache of exactly these files into memory; write it first if it is missing, outdated or damaged."""
     size = _kept_size(files)
-    stats = [os.stat(files.root / path) for path in files.paths]
-    identity = [_FORMAT, str(files.root.resolve()), size, files.paths]
-    key = _digest([*identity, [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
-    path = folder / f"{_digest(identity)[:24]}.images"
+    key = files.digest()
+    name = hashlib.sha256(json.dumps([_FORMAT, str(files.root.resolve()), size, files.paths]).encode()).hexdigest()
+    path = cache_folder(files.cache) / f"{name[:24]}.images"
     found = _map(path, key, size)
     if found is None:
         _write(path, key, files, size)
@@ -138,7 +136,3 @@ def _write(path: Path, key: str, files: ImageFiles, size: int) -> None:
 def _progress() -> Progress:
     terminal = Console(stderr=True)
     return Progress(console=terminal, transient=True, disable=not terminal.is_terminal)
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

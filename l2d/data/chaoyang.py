@@ -10,13 +10,16 @@ from l2d.errors import UserError, notify
 CLASSES = ["normal", "serrated", "adenocarcinoma", "adenoma"]
 
 
-def list_chaoyang(root: str, train_json: str, test_json: str, annotators: list[str]) -> Manifest:
+def list_chaoyang(
+    root: str, train_json: str, test_json: str, annotators: list[str], cache: str | None = None
+) -> Manifest:
     """The manifest of the two JSON files, one per split."""
     folder = existing_root(root)
     if train_json == "train.json" and not (folder / train_json).exists():
         train_json = "train_label.json"  # the other name it is distributed under
     files = {"train": train_json, "test": test_json}
-    return Manifest(folder, CLASSES, {split: _read(folder / file, annotators, split) for split, file in files.items()})
+    splits = {split: _read(folder / file, annotators, split) for split, file in files.items()}
+    return Manifest(folder, CLASSES, splits, cache=cache)
 
 
 @listed_by(list_chaoyang)

@@ -117,7 +117,7 @@ Function = TypeVar("Function", bound=Callable[..., Dataset])
 
 
 def listed_by(lister: Callable[..., Identified]) -> Callable[[Function], Function]:
-    """Mark a dataset target: `lister`, called with those of its settings that it names, lists the data without opening an
+    """Mark a dataset target: `lister`, called with those of its settings that it names, lists the data without decoding an
     input, and the listing's digest identifies it. A dataset without a lister is built and identified by its content."""
 
     def mark(function: Function) -> Function:
@@ -136,7 +136,7 @@ class Generated:
 
 
 def content_digest(dataset: Dataset) -> str:
-    """Identifies a dataset by what it holds: names, labels, answers and inputs (files by their names and sizes)."""
+    """Identifies a dataset by what it holds: names, labels, answers and inputs (files by their names and contents)."""
     digest = hashlib.sha256(repr((dataset.class_names, dataset.groups, dataset.preprocessing)).encode())
     for split in (dataset.train, dataset.test):
         digest.update(split.labels.numpy().tobytes())

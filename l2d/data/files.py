@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from l2d.data.contents import file_digests
 from l2d.data.dataset import Preprocessing
-from l2d.data.manifest import file_sizes
+from l2d.data.manifest import cache_folder
 from l2d.errors import UserError
 from l2d.place import Place
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]  # height, width
 Box = tuple[int, int, int, int]  # top, left, height, width
+
+MOST_PIXELS = 2**26  # of an image after resizing; a line of 8000 x 1 would become 2 million x 256
 
 
 @dataclass
@@ -38,6 +41,7 @@ class ImageFiles:
     preprocessing: Preprocessing
     workers: int | None = None  # processes that decode; None: one per processor, up to a maximum
     on_error: str = "error"  # or skip: leave a damaged image out, with a warning
+    cache: str | None = None  # the setting of this name, see `cache_folder`
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -49,8 +53,9 @@ class ImageFiles:
         return self.paths
 
     def digest(self) -> str:
-        """Of the names and sizes of the files; none is opened."""
-        return hashlib.sha256(json.dumps([self.paths, file_sizes(self.root, self.paths)]).encode()).hexdigest()
+        """Of the names and contents of the files."""
+        contents = file_digests(self.root, self.paths, cache_folder(self.cache))
+        return hashlib.sha256(json.dumps([self.paths, contents]).encode()).hexdigest()
 
     def feed(self, place: Place, seed: int, train: bool) -> "StreamFeed":
         from l2d.data.stream import StreamFeed  # it builds on this module
@@ -72,6 +77,7 @@ def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tens
     with _opened(path) as image:
         width, height = image.size
         (top, left, h, w), size = choose(height, width)
+        refuse_too_large(path, *size)
         image.draft("RGB", (math.ceil(width * size[1] / w), math.ceil(height * size[0] / h)))
         across, down = image.size[0] / width, image.size[1] / height  # the scale that draft() chose: 1, 1/2, 1/4 or 1/8
         right, bottom = round((left + w) * across), round((top + h) * down)
@@ -79,6 +85,14 @@ def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tens
         pixels = np.array(inside if inside.mode == "RGB" else inside.convert("RGB"))  # [h, w, 3]
     box = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)  # [None] first, so that torch sees channels-last
     return F.interpolate(box, size, mode="bilinear", antialias=True)[0]
+
+
+def refuse_too_large(path: Path, height: int, width: int) -> None:
+    """UserError if an image would take too much memory after it is resized."""
+    if height * width > MOST_PIXELS:
+        raise UserError(
+            f"{path} is so long that resizing its shorter side makes it {width:,} x {height:,} pixels; cut it, or remove it."
+        )
 
 
 @contextmanager

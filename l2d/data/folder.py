@@ -16,6 +16,7 @@ def list_folder(
     classes: list[str] | None,
     groups: dict[str, list[str | int]] | None,
     annotators: list[str] | None,
+    cache: str | None = None,
 ) -> Manifest:
     """<root>/{train,test}/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
 
@@ -55,7 +56,7 @@ def list_folder(
         group: [class_index(c, class_names, f"dataset.groups.{group}", indices=False) for c in chosen]
         for group, chosen in (groups or {}).items()
     }
-    return Manifest(base, class_names, splits, members)
+    return Manifest(base, class_names, splits, members, cache)
 
 
 @listed_by(list_folder)

@@ -5,17 +5,13 @@ import json
 import os
 import re
 import time
-import zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from rich.console import Console
-from rich.progress import track
 
-from l2d.atomic import atomic_write
+from l2d.data.contents import SETTLED, in_parallel, recall, remember
 from l2d.data.dataset import Dataset, Split, listed_by
 from l2d.data.manifest import SUFFIXES, AtLeast1, cache_folder, existing_root
 from l2d.errors import UserError
@@ -36,7 +32,6 @@ _DOGS = """
     n02112706 n02113023 n02113186 n02113624 n02113712 n02113799 n02113978 n02115641 n02115913 n02116738
 """
 DOGS = _DOGS.split()
-SETTLED = 2e9  # ns; a folder that was modified more recently may be modified again without a new mtime
 
 # <split>/<wnid> -> inode and mtime of the folder ('' if modified too recently), its images, their sizes
 Index = dict[str, tuple[str, list[str], list[int]]]
@@ -126,27 +121,18 @@ def _classes(root: Path, only_dogs: bool) -> list[str]:
 def file_index(root: Path, folders: list[str], cache: Path) -> Index:
     """The images of every folder; from the cache where the folder has not changed since."""
     path = cache / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.index2"
-    known = _load(path)
+    known: Index = recall(path)
     for folder in folders:
         _refuse_outside(root, root / folder)
     stats = {folder: os.stat(root / folder) for folder in folders}
     stamps = {folder: f"{stat.st_ino} {stat.st_mtime_ns}" for folder, stat in stats.items()}
     stale = [folder for folder in folders if folder not in known or known[folder][0] != stamps[folder]]
     if stale:
-        terminal = Console(stderr=True)
-        with ThreadPoolExecutor(16) as pool:  # a network disk serves many requests in parallel
-            listed = track(
-                pool.map(lambda folder: _images(root, folder), stale),
-                f"listing {len(stale)} folders, once",
-                len(stale),
-                console=terminal,
-                transient=True,
-                disable=not terminal.is_terminal,
-            )
-            for folder, (names, sizes) in zip(stale, listed, strict=True):
-                settled = time.time_ns() - stats[folder].st_mtime_ns > SETTLED
-                known[folder] = (stamps[folder] if settled else "", names, sizes)
-        _save(path, known)
+        listed = in_parallel(lambda folder: _images(root, folder), stale, "listing folders, once")
+        for folder, (names, sizes) in zip(stale, listed, strict=True):
+            settled = time.time_ns() - stats[folder].st_mtime_ns > SETTLED
+            known[folder] = (stamps[folder] if settled else "", names, sizes)
+        remember(path, known)
     return {folder: known[folder] for folder in folders}
 
 
@@ -173,19 +159,3 @@ def _images(root: Path, folder: str) -> tuple[list[str], list[int]]:
 def _refuse_outside(root: Path, path: Path) -> None:
     if not path.resolve().is_relative_to(root):
         raise UserError(f"{path} leads out of {root}; put the images themselves below dataset.root.")
-
-
-def _load(path: Path) -> Index:
-    """The saved index; empty where the file is missing or damaged."""
-    try:
-        checksum, content = path.read_bytes().split(b"\n", 1)
-        return json.loads(content) if int(checksum) == zlib.crc32(content) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _save(path: Path, index: Index) -> None:
-    content = json.dumps(index).encode()
-    whole = b"%d\n" % zlib.crc32(content) + content
-    hint = "choose another folder for the index of files with dataset.cache"
-    atomic_write(path, lambda file: file.write(whole), durable=False, make_parents=True, hint=hint)

@@ -18,12 +18,14 @@ def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dat
     preprocessing = image_preprocessing(settings["size"], settings["resize"], settings["augment"])
     check_files(manifest.root, manifest.splits)
     files = {
-        split: ImageFiles(manifest.root, listed.paths, preprocessing, settings["workers"], settings["on_error"])
+        split: ImageFiles(
+            manifest.root, listed.paths, preprocessing, settings["workers"], settings["on_error"], settings["cache"]
+        )
         for split, listed in manifest.splits.items()
     }
     splits: dict[str, Split] = {}
     annotators: dict[str, dict[str, np.ndarray]] = {}
-    for split, (images, kept) in load_images(files, settings["feed"], settings["cache"]).items():
+    for split, (images, kept) in load_images(files, settings["feed"]).items():
         if not kept:
             raise UserError(f"No image of the {split} split in {manifest.root} can be read; replace them.")
         splits[split] = Split(images, torch.tensor(manifest.splits[split].labels)[kept])

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from annotated_types import Ge
 
 from l2d.atomic import read_bytes
+from l2d.data.contents import file_digests
 from l2d.errors import UserError, notify
 
 AtLeast1 = Annotated[int, Ge(1)]
@@ -48,16 +49,17 @@ class Manifest:
     class_names: list[str]
     splits: dict[str, Listing]  # train, test
     groups: dict[str, list[int]] = field(default_factory=dict)
+    cache: str | None = None  # the setting of this name, see `cache_folder`
 
     def digest(self) -> str:
-        """Identifies the data: names and sizes of the files, labels, answers, classes and annotators, in their order.
+        """Identifies the data: names and contents of the files, labels, answers, classes and annotators, in their order.
 
         The root and the files' times are not in it: a copy elsewhere is the same data.
         """
         digest = hashlib.sha256(json.dumps([self.class_names, self.groups]).encode())
         for split, listed in self.splits.items():
-            sizes = file_sizes(self.root, listed.paths)
-            digest.update(json.dumps([split, listed.paths, sizes, listed.labels, listed.answers]).encode())
+            contents = file_digests(self.root, listed.paths, cache_folder(self.cache))
+            digest.update(json.dumps([split, listed.paths, contents, listed.labels, listed.answers]).encode())
         return digest.hexdigest()
 
 
@@ -170,16 +172,3 @@ def check_files(root: Path, splits: dict[str, Listing]) -> None:
     )
     if extra:
         notify(f"Images in {root} that are not listed and not used: {len(extra)}, the first of them {extra[0]}.")
-
-
-def file_sizes(root: Path, paths: Sequence[str]) -> list[int]:
-    """The size of each file in bytes; UserError where one does not exist."""
-    sizes = []
-    for path in paths:
-        try:
-            sizes.append(os.stat(os.path.join(root, path)).st_size)
-        except (TypeError, OSError, ValueError) as error:  # not a string, not there, not a file name
-            raise UserError(
-                f"{path!r} is listed and cannot be found in {root}; add the file or remove the entry."
-            ) from error
-    return sizes

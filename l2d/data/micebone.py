@@ -13,7 +13,7 @@ PAPER_ORDER = ["047", "290", "533", "534", "580", "581", "966", "745"]
 SPLITS = {"fold1": "train", "fold2": "train", "fold3": "train", "fold4": "train", "fold5": "test"}
 
 
-def list_micebone(root: str) -> Manifest:
+def list_micebone(root: str, cache: str | None = None) -> Manifest:
     """Folds 1-4 train, fold 5 test. The annotators are those who labelled every image, in the paper's order first;
     an image's label is their majority, ties going to the first of g, ug, nr."""
     folder = existing_root(root, "MiceBone", "MiceBone/annotations.json")
@@ -29,7 +29,7 @@ def list_micebone(root: str) -> Manifest:
         listed.labels.append(max(range(len(CLASSES)), key=lambda k: votes[k]))
         for annotator, answers in annotators.items():
             listed.answers[annotator].append(answers[path])
-    return Manifest(folder, CLASSES, splits)
+    return Manifest(folder, CLASSES, splits, cache=cache)
 
 
 @listed_by(list_micebone)

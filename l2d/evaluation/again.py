@@ -18,7 +18,7 @@ def evaluate_kept(cfg: DictConfig, folder: Path, result: dict[str, Any]) -> Eval
 
     `result` is its result.json. Where the truth is known it is computed again, from data that follow from their settings.
     """
-    kept = read_kept(folder) if result.get("status") == "finished" else None
+    kept = read_kept(folder, result.get("fingerprint")) if result.get("status") == "finished" else None
     if kept is None or any(result.get(name) is None for name in ("data", "class_names", "experts")):
         return None
     sizes = Sizes(len(result["class_names"]), len(result["experts"]), (), result["data"]["complete"])
@@ -41,5 +41,5 @@ def _refuse_other_sizes(kept: dict[str, Kept], system: System, sizes: Sizes, pat
         if columns != sizes.num_classes + sizes.num_experts or predicted.answers.shape[1] != sizes.num_experts:
             raise UserError(
                 f"{path} names {sizes.num_classes} class_names and {sizes.num_experts} experts, and the kept scores have others; "
-                "restore it, or remove it."
+                "restore it."
             )

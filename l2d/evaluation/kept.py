@@ -12,6 +12,7 @@ from torch import Tensor
 from l2d.atomic import atomic_write
 from l2d.errors import UserError, notify
 from l2d.evaluation.outcome import Outcome, observe
+from l2d.identity import fingerprint
 from l2d.systems import System
 from l2d.tensors import pack, unpack
 from l2d.training.loop import Predicted
@@ -69,14 +70,13 @@ def keep(
             chosen = names if outcome.samples is None else [names[i] for i in outcome.samples.tolist()]
             parts["ids"] = torch.frombuffer(bytearray(json.dumps(chosen).encode()), dtype=torch.uint8)
         tensors |= {f"{split}.{name}": part for name, part in parts.items()}
-    metadata = {"format": FORMAT, "kept": kind}
-    content = pack(tensors, metadata)
+    content = pack(tensors, {"format": FORMAT, "kept": kind, "fingerprint": fingerprint(cfg)})
     atomic_write(path, lambda file: file.write(content))
     return kind
 
 
-def read_kept(folder: Path) -> dict[str, Kept] | None:
-    """The scores kept of every split; None where a run kept none. Nothing in the file is run."""
+def read_kept(folder: Path, run: str | None) -> dict[str, Kept] | None:
+    """The scores kept of every split; None where a run kept none. Nothing in the file is run. `run` is its fingerprint."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -86,6 +86,10 @@ def read_kept(folder: Path) -> dict[str, Kept] | None:
         raise UserError(f"{error} Remove it to evaluate with the model.") from error
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path} is not an outcome that this version reads; remove it to evaluate with the model.")
+    if metadata.get("fingerprint") != run:
+        raise UserError(
+            f"{path} is the outcome of another run than the result.json beside it; remove it, or restore it."
+        )
     if metadata.get("kept") == "decisions":
         return None
     splits: dict[str, Kept] = {}

@@ -92,9 +92,9 @@ class Place:
 
 
 def _worker() -> int:
-    """The index of this process among the joblib launcher's workers, which take the GPUs in turn; else 0."""
+    """The index of this process among those of a parallel sweep (l2d/parallel.py), which take the GPUs in turn; else 0."""
     name, _, number = current_process().name.partition("-")
-    return int(number) - 1 if name == "LokyProcess" else 0
+    return int(number) - 1 if name == "CellProcess" else 0
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:

@@ -83,7 +83,7 @@ def _read(path: Path) -> Run | None:
         if result.get("schema_version", 1) > NEWEST_SCHEMA:
             raise ValueError(f"schema_version={result['schema_version']} is newer than {NEWEST_SCHEMA}; update l2d")
         chosen |= {key: value for key, value in (result.get("choices") or {}).items() if value is not None}
-        return Run(_row(path, result, config, chosen), block_settings(config, result), method_settings(config))
+        return Run(_row(path, result, config, chosen), block_settings(config, result), method_settings(config, result))
     except UserError as error:
         notify(f"{error} Its run is left out.")
     except Exception as error:  # of any class: one broken folder must not hide the others

@@ -27,13 +27,14 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
         if group not in NOT_COMPARED:
             flat |= flatten({group: _without(value, KEYS_NOT_COMPARED.get(group, set()))})
     digest = (result.get("data") or {}).get("digest")  # absent in older runs, empty where data follow from the settings
-    return {**flat, "data": str(digest)[:6] if digest else "unknown"}
+    return {**flat, **_code(result, method=False), "data": str(digest)[:6] if digest else "unknown"}
 
 
-def method_settings(config: dict) -> dict[str, Any]:
+def method_settings(config: dict, result: dict) -> dict[str, Any]:
     """The settings in which two runs of a loss of the same name may differ; flat."""
     system = config.get("system") or {}
-    return flatten({**_without(config["loss"], {"name"}), "system": _without(system, {"name", "_target_"})})
+    flat = flatten({**_without(config["loss"], {"name"}), "system": _without(system, {"name", "_target_"})})
+    return {**flat, **_code(result, method=True)}
 
 
 def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str, Any]]) -> list[str]:
@@ -45,6 +46,12 @@ def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str,
         for i in rows:
             labels[i] = " ".join(f"{key}={_text(settings[i].get(key))}" for key in varying)
     return labels
+
+
+def _code(result: dict, method: bool) -> dict[str, str]:
+    """The versions of a user's own code: of the loss and the system, or of everything else."""
+    digests = (result.get("code") or {}).items()
+    return {f"{key}.code": str(digest)[:6] for key, digest in digests if key.startswith(("loss.", "system.")) == method}
 
 
 def _without(value: Any, keys: set[str]) -> Any:

@@ -21,7 +21,7 @@ class Weights(NamedTuple):
     """Tensors by name, and what is known about them."""
 
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]  # class_names, expert_names, preprocessing, data; empty for files of version 0.1
+    facts: dict[str, Any]  # class_names, expert_names, preprocessing, data, fingerprint; empty for files of version 0.1
 
 
 def weight_facts(facts: dict[str, Any]) -> dict[str, str]:

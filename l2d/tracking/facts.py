@@ -5,8 +5,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from l2d.identity import choices, data_digest
+from l2d.identity import choices, data_digest, settings
 from l2d.place import Place
+from l2d.source import code_digests
 from l2d.systems import System
 from l2d.task import Task
 from l2d.tracking.run_folder import environment
@@ -25,6 +26,7 @@ def run_facts(cfg: DictConfig, task: Task, system: System, place: Place) -> dict
         "experts": task.experts(),
         "preprocessing": asdict(task.preprocessing),
         "data": {"digest": data_digest(cfg), **sizes, "complete": task.complete, "truth": task.truth is not None},
+        "code": code_digests(settings(cfg)),
         "vouches_for": system.vouches_for,
         "ranks": place.ranks.count,
         **environment(),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # pydantic takes a moment to import
     from pydantic import BaseModel
 
 HEADLINE = [metric.name for metric in metrics.HEADLINE]
+TRAIN_AGAIN = "restore it, or train again with force=true."
 MAX_DEPTH = 50  # of a config.yaml; a run writes about 5
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -32,14 +33,14 @@ def checked_result(folder: Path) -> dict[str, Any] | None:
     from l2d.tracking.schemas import Result
 
     path = folder / "result.json"
-    result = _checked(path, Result)
+    result = _checked(path, Result, TRAIN_AGAIN)
     if result is None or result["status"] != "finished":
         return result
     for name in HEADLINE:
         value = (result.get("metrics") or {}).get(name)
         if not isinstance(value, int | float) or not 0 <= value <= 100:
             raise UserError(
-                f"{path} is damaged (metrics.{name}={value!r} is not from 0 to 100); restore it, or remove it."
+                f"{path} is damaged (metrics.{name} is {json.dumps(value)}, not from 0 to 100); {TRAIN_AGAIN}"
             )
     return result
 
@@ -48,10 +49,10 @@ def checked_manifest(path: Path) -> dict[str, Any] | None:
     """The cells of a sweep, as a file of .sweeps lists them; None where there is no file, UserError where it is damaged."""
     from l2d.tracking.schemas import SweepManifest
 
-    return _checked(path, SweepManifest)
+    return _checked(path, SweepManifest, "remove it.")
 
 
-def _checked(path: Path, kind: "type[BaseModel]") -> dict[str, Any] | None:
+def _checked(path: Path, kind: "type[BaseModel]", hint: str) -> dict[str, Any] | None:
     """The mapping in a JSON file, if it fits the model; None where there is no file."""
     from pydantic import ValidationError
 
@@ -65,7 +66,8 @@ def _checked(path: Path, kind: "type[BaseModel]") -> dict[str, Any] | None:
         return None
     except ValidationError as error:  # a ValueError, like those of json
         first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}={str(first['input'])[:60]}: {first['msg']}"
+        value = "" if first["type"] == "missing" else f" is {json.dumps(first['input'])[:60]}"
+        reason = f"{'.'.join(map(str, first['loc']))}{value}: {first['msg']}"
     except OSError as error:
         reason = str(error.strerror)
     except (ValueError, UserError) as error:
@@ -74,7 +76,7 @@ def _checked(path: Path, kind: "type[BaseModel]") -> dict[str, Any] | None:
         reason = "it is nested too deeply"
     else:
         return content
-    raise UserError(f"{path} is damaged ({reason.rstrip('.')[:300]}); restore it, or remove it.")
+    raise UserError(f"{path} is damaged ({reason.rstrip('.')[:300]}); {hint}")
 
 
 def config_text(folder: Path) -> str:

@@ -22,8 +22,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import l2d
-from l2d.atomic import TEMPORARY, atomic_write, obstacle, read_text
-from l2d.config import flatten
+from l2d.atomic import TEMPORARY, append, atomic_write, obstacle, read_text
+from l2d.config import check, flatten
 from l2d.errors import UserError, notify, sentence
 from l2d.identity import fingerprint, settings
 from l2d.tensors import pack
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # torch takes a second to import, and most commands do not ne
 
 SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
 MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
+SIGNS_OF_LIFE = ("result.json", "metrics.csv", "checkpoint.pt")  # files that a run writes while it lasts
 LOCK = ".lock"
 OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
 APPENDED = [LOCK, "train.log", "metrics.csv"]  # opened where they are: a link might lead out of the folder
@@ -56,7 +57,9 @@ class RunFolder:
     def __init__(self, path: Path, cfg: DictConfig):
         self.path, self.cfg = path, cfg
         self.rows: list[dict[str, Any]] = []
+        self.columns: list[str] = []  # of metrics.csv, as far as this process has written it
         self.started = self.completed = False
+        self.begun, self.attempts, self.seconds_before = time.monotonic(), 1, 0.0
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
@@ -67,7 +70,6 @@ class RunFolder:
         try:
             with suppress(UserError):  # the lock works without it
                 self._write(OWNER, f"process {os.getpid()} on {socket.gethostname()}", durable=False)
-            self._refuse_another_run()
         except BaseException:
             self._unlock()
             raise
@@ -94,16 +96,20 @@ class RunFolder:
             remove_if_empty(self.path)
 
     def finished(self) -> dict[str, Any] | None:
-        """The result of this setting if it was completed before, else None."""
+        """The result of this setting if it was completed before and is not forced, else None; a UserError for settings that
+        cannot work, a folder that holds another run, and a result that is not whole. It only reads, so a sweep may ask too."""
+        self._refuse_another_run()
+        check(self.cfg)
         result = read_result(self.path)
-        return result if result and result.get("status") == "finished" else None
+        if self.cfg.force or not result or result.get("status") != "finished":
+            return None
+        return result
 
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
         """From here on the folder belongs to this run: the files of an earlier attempt are removed, unless `resumed`."""
         self.facts, self.started = facts, True
-        self.write_result(
-            {"status": "running"}
-        )  # first: after a SIGKILL from here on, the folder is still known as this run's
+        self._count_earlier_attempts()
+        self.write_result({"status": "running"})  # first: a run that is killed from here on is still known as this one
         old = [] if resumed else ["metrics.csv", "model.pt", "model.safetensors", "outcome.safetensors"]
         for path in (*(self.path / name for name in old), *self.path.glob(TEMPORARY)):
             path.unlink(missing_ok=True)
@@ -111,18 +117,30 @@ class RunFolder:
         self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
 
     def add_epoch(self, row: dict[str, Any], last: bool) -> None:
-        """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json."""
-        self.rows.append({k: v for k, v in row.items() if not isinstance(v, list)})
-        columns = list(dict.fromkeys(k for row in self.rows for k in row))
+        """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json.
+
+        The row is appended. The whole file is written for an attempt's first row, for a new column, and for the last row.
+        """
+        row = {k: v for k, v in row.items() if not isinstance(v, list)}
+        self.rows.append(row)
+        kept = bool(self.columns) and (self.path / "metrics.csv").is_file()
+        whole = last or not kept or not row.keys() <= set(self.columns)
+        if whole:
+            self.columns = list(dict.fromkeys(k for row in self.rows for k in row))
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        self._write("metrics.csv", text.getvalue(), durable=last)  # until then a checkpoint holds the rows too
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        if whole:
+            writer.writeheader()
+            writer.writerows(self.rows)
+            self._write("metrics.csv", text.getvalue(), durable=last)  # until then a checkpoint holds the rows too
+        else:
+            writer.writerow(row)
+            self._append("metrics.csv", text.getvalue())
 
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Write result.json and return its content: the schema version, `result`, the facts and the fingerprint."""
-        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, "fingerprint": fingerprint(self.cfg)}
+        """Write result.json and return its content: the schema version, `result`, the facts, what it took and the fingerprint."""
+        took = {"attempts": self.attempts, "seconds": self.seconds_before + time.monotonic() - self.begun}
+        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, **took, "fingerprint": fingerprint(self.cfg)}
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
         self.completed = result["status"] == "finished"  # from here on nothing replaces it
         return whole
@@ -134,12 +152,22 @@ class RunFolder:
         return result
 
     def write_weights(self, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
-        """Write model.safetensors."""
-        content = pack(tensors, metadata)
+        """Write model.safetensors, which says of which run it is."""
+        content = pack(tensors, {**metadata, "fingerprint": json.dumps(fingerprint(self.cfg))})
         atomic_write(self.path / "model.safetensors", lambda file: file.write(content))
 
     def _write(self, name: str, text: str, durable: bool = True) -> None:
         atomic_write(self.path / name, lambda file: file.write(text.encode()), durable)
+
+    def _append(self, name: str, text: str) -> None:
+        append(self.path / name, text.encode())
+
+    def _count_earlier_attempts(self) -> None:
+        """Attempts at this run that did not finish it."""
+        before = read_result(self.path) or {}
+        attempts, again = before.get("attempts"), self.cfg.get("force") or self.cfg.get("resume") == "never"
+        if isinstance(attempts, int) and before.get("status") != "finished" and not again:
+            self.attempts, self.seconds_before = attempts + 1, _seconds_taken(self.path, before)
 
     def _lock(self) -> None:
         """The kernel releases the lock when its process dies, so a stale lock never blocks."""
@@ -182,7 +210,7 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return
-        before = checked_result(self.path) or {}
+        before = (read_result if self.cfg.get("force") else checked_result)(self.path) or {}
         if before and before.get("schema_version") != SCHEMA_VERSION:
             raise UserError(
                 f"{self.path} holds a run of another version of l2d, which cannot be continued; choose another folder, or leave "
@@ -191,7 +219,7 @@ class RunFolder:
         theirs, ours = flatten(settings(checked_config(self.path))), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
         if before and not different and before.get("fingerprint") != fingerprint(self.cfg):
-            different = ["its data, or the run that it started from"]
+            different = ["its data, its own code, or the run that it started from"]
         if different:
             raise UserError(
                 f"{self.path} holds another run, which differs in {', '.join(different)}; choose another folder, or leave "
@@ -201,6 +229,9 @@ class RunFolder:
 
 class ReadOnlyFolder(RunFolder):
     """The folder for all ranks but the first: nothing is written."""
+
+    def _append(self, name: str, text: str) -> None:
+        pass
 
     def __enter__(self) -> "ReadOnlyFolder":
         return self
@@ -232,6 +263,29 @@ def in_use(folder: Path) -> bool:
         return (folder / OWNER).exists()
 
 
+def _seconds_taken(folder: Path, result: dict[str, Any]) -> float:
+    """The time of all attempts at a run that is not finished; one that was killed took until its last sign of life."""
+    seconds = result.get("seconds")
+    if not isinstance(seconds, int | float):
+        return 0.0
+    if result.get("status") != "running":
+        return seconds
+    signs = [(folder / name).stat().st_mtime for name in SIGNS_OF_LIFE if (folder / name).exists()]
+    return seconds + max(0.0, max(signs) - (folder / "result.json").stat().st_mtime)
+
+
+def record_death(folder: Path, reason: str) -> None:
+    """Record a run as failed whose process was killed, unless it had not begun or another process has the folder by now."""
+    if not (folder / LOCK).exists() or obstacle(folder / LOCK, links=False):
+        return
+    with suppress(OSError, Timeout, UserError), FileLock(folder / LOCK).acquire(timeout=LOCK_WAIT_S):
+        result = read_result(folder)
+        if result and result.get("status") == "running":
+            dead = {"status": "failed", "error": reason, "seconds": _seconds_taken(folder, result)}
+            content = json.dumps(result | dead, indent=2) + "\n"
+            atomic_write(folder / "result.json", lambda file: file.write(content.encode()))
+
+
 def headline(metrics: dict[str, Any]) -> str:
     """The headline metrics in one line."""
     return "  ".join(f"{key} {metrics[key]:.2f}" for key in HEADLINE)
@@ -246,7 +300,8 @@ def sweep_progress() -> str:
     todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell.get("skipped")]
     ended_now = sum(_ended_since(folder, manifest["started"]) for folder in todo)
     ended, total = len(manifest["cells"]) - len(todo) + ended_now, len(manifest["cells"])
-    left = (time.time() - manifest["started"]) / ended_now * (total - ended) if ended_now else None
+    passed = max(0.0, time.time() - manifest["started"])  # the clock may have been set back
+    left = passed / ended_now * (total - ended) if ended_now else None
     return f"[{ended} of {total}" + (f", {duration(left)} left]" if left else "]")
 
 
