@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import test_chaoyang
+import test_cifar10
 import test_cifar100
 import test_folder
 import test_imagenet
@@ -163,6 +164,22 @@ KINDS = {
             "label": pickled("train", b"fine_labels", lambda labels: [(labels[0] + 1) % 100, *labels[1:]]),
             "class": pickled("meta", b"fine_label_names", lambda names: [b"pear_tree", *names[1:]]),
             "image": pickled("test", b"data", lambda pixels: pixels ^ np.uint8(1)),
+        },
+    ),
+    "cifar10n": Kind(
+        test_cifar10.cifar10n,
+        ("dataset=cifar10n",),
+        {
+            "answer": lambda root: test_cifar10.cifar10n(root, edit=lambda human: human["random_label2"].put(3, 0)),
+            "image": repainted("cifar-10-batches-py/data_batch_4"),
+        },
+    ),
+    "cifar10h": Kind(
+        test_cifar10.cifar10h,
+        ("dataset=cifar10h",),
+        {
+            "answer": lambda root: test_cifar10.cifar10h(root, edit=lambda votes: votes + 1),
+            "image": repainted("cifar-10-batches-py/test_batch"),
         },
     ),
 }
