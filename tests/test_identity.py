@@ -148,6 +148,11 @@ KINDS = {
             "pixel": repainted(test_chaoyang.NAMES["train"][5]),
         },
     ),
+    "pl2d": Kind(
+        test_chaoyang.write_pl2d,
+        ("dataset=chaoyang", "dataset.split=pl2d"),
+        {"answer": text("annotations_3/label_B_test.json", '"label": 3', '"label": 0')},
+    ),
     "imagenet": Kind(
         test_imagenet.write_release,
         ("dataset=imagenet_dogs",),
