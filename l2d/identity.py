@@ -21,7 +21,7 @@ FREE_GROUPS = {
     "hydra", "logger", "output_dir", "verbose", "force", "plan", "resume", "evaluation", "rule", "record", "record_mb",
 }  # fmt: skip
 FREE_KEYS = {
-    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
+    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs", "rank_timeout_minutes"},
     "dataset": {"root", "path", "human", "workers", "cache", "download", "verify"},
 }
 

@@ -44,6 +44,7 @@ class Trainer(Group):
     checkpoint_epochs: AtLeast0
     skip_nonfinite: AtLeast0
     sync_batchnorm: bool
+    rank_timeout_minutes: Annotated[float, Interval(gt=0, le=1e6)]
 
 
 class Experts(Group):

@@ -8,32 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from releases import SLIDES as NAMES
+from releases import write_chaoyang as write_release
 
 from l2d.config import build
 from l2d.errors import UserError
-
-NAMES = {
-    "train": [f"train/353042_4-IMG005x{n:03d}-1.JPG" for n in range(12)],
-    "test": [f"test/539801_2-IMG017x{n:03d}-0.JPG" for n in range(6)],
-}
-
-
-def write_release(root, train_json="train.json", edit=None):
-    """12 + 6 JPEGs and the two lists; A errs on every fourth image, B on every third; `edit(lists)` may spoil them."""
-    lists = {}
-    for split, names in NAMES.items():
-        (root / split).mkdir(parents=True)
-        lists[split] = [
-            {"name": name, "label": n % 4, "label_A": (n + (n % 4 == 1)) % 4, "label_B": (n - (n % 3 == 0)) % 4}
-            | {"label_C": n % 4}
-            for n, name in enumerate(names)
-        ]
-        for n, name in enumerate(names):
-            Image.new("RGB", (48, 40), (10 * n, 100, 200)).save(root / name, quality=95, format="JPEG")
-    if edit:
-        edit(lists)
-    (root / train_json).write_text(json.dumps(lists["train"]))
-    (root / "test.json").write_text(json.dumps(lists["test"]))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import test_cifar100
 import torch
+from releases import SUPERCLASS, cifar100_parts, write_cifar100
 
 from l2d.config import build
 from l2d.data.cifar import CIFAR10
@@ -60,11 +61,11 @@ def cifar10n(root, legacy=False, edit=None) -> dict[str, np.ndarray]:
 
 
 def cifar100n(root) -> dict[str, np.ndarray]:
-    parts = test_cifar100.contents()
+    parts = cifar100_parts()
     root.mkdir(exist_ok=True)
-    test_cifar100.write(root, parts)
+    write_cifar100(root, parts)
     clean = np.array(parts["train"][b"fine_labels"])
-    coarse = list(np.array(test_cifar100.SUPERCLASS)[clean])  # a list of numpy's numbers, as it is distributed
+    coarse = list(np.array(SUPERCLASS)[clean])  # a list of numpy's numbers, as it is distributed
     human = {"clean_label": clean, "noisy_label": (clean + (np.arange(len(clean)) % 5 < 2)) % 100}
     torch.save({**human, "noisy_coarse_label": coarse, "clean_coarse_label": coarse}, root / "CIFAR-100_human.pt")
     return human

@@ -56,6 +56,7 @@ FREE = {  # choices that leave a result as it is
     "evaluation": {"_target_": "my.evaluation", "bins": 20},
     "trainer.checkpoint_minutes": 1,
     "trainer.checkpoint_epochs": 3,
+    "trainer.rank_timeout_minutes": 5,
 }
 
 

@@ -8,51 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from releases import ANNOTATOR_ORDER as ORDER
+from releases import ANNOTATORS as FULL
+from releases import ANSWERS_BY_HAND as BY_HAND
+from releases import ORIENTATIONS as CLASSES
+from releases import write_micebone as write_release
 
 from l2d.config import build
 from l2d.errors import UserError
-
-FULL = [533, 966, 47, 290, 534, 745, 581, 580]  # not in the paper's order, as in the release
-ORDER = ["047", "290", "533", "534", "580", "581", "966", "745"]
-CLASSES = ["g", "ug", "nr"]
-# The eight answers in ORDER for the first image of every fold, and the label they make, by hand.
-BY_HAND = {
-    1: ("g g g g ug ug ug ug", "g"),  # tie: g before ug
-    2: ("nr nr nr nr ug ug ug ug", "ug"),  # tie: ug before nr
-    3: ("nr nr nr g g g ug ug", "g"),  # tie: g before nr
-    4: ("nr nr nr nr nr ug ug g", "nr"),
-    5: ("ug nr ug nr ug nr g g", "ug"),  # three each of ug and nr
-}
-
-
-def write_release(root, per_fold=4, edit=None):
-    """Images and annotations.json of 8 full and 3 partial annotators; `edit(records)` may spoil the records."""
-    rng = np.random.default_rng(0)
-    answers = {}
-    for fold in range(1, 6):
-        (root / f"MiceBone/fold{fold}").mkdir(parents=True)
-        for n in range(per_fold):
-            path = f"MiceBone/fold{fold}/{CLASSES[n % 3]}#_Mouse{10 + fold}#image_{n:04d}#00.png"
-            Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(root / path)
-            answers[path] = BY_HAND[fold][0].split() if n == 0 else rng.choice(CLASSES, 8).tolist()
-    records = [record(f"INVALID{n}", {p: a[ORDER.index(f"{n:03d}")] for p, a in answers.items()}) for n in FULL]
-    some = list(answers)[: len(answers) // 2]
-    records[2:2] = [record(f"INVALID{n}", dict.fromkeys(some, "nr")) for n in (7, 101, 47)]
-    if edit:
-        edit(records)
-    (root / "MiceBone/annotations.json").write_text(json.dumps(records))
-    return answers
-
-
-def record(name, answers):
-    stamp = "2021-06-01T10:00:00"
-    return {
-        "name": name,
-        "dataset_name": "MiceBone",
-        "user_mail": f"{name}@example.org",
-        "annotation_time": 1.5,
-        "annotations": [{"image_path": p, "created_at": stamp, "class_label": c} for p, c in answers.items()],
-    }
 
 
 @pytest.fixture
