@@ -46,6 +46,10 @@ def _read(path: Path) -> Any:
         return _read_delimited(path)
     if kind in (".xls", ".xlsx", ".ods"):
         raise UserError(f"{path} is a spreadsheet; save it as .csv.")
+    if kind in (".pt", ".npy"):
+        raise UserError(
+            f"{path} is not a table; dataset=cifar10n, cifar100n and cifar10h read such files by dataset.human."
+        )
     return read_json(path)
 
 
