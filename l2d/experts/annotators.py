@@ -199,8 +199,8 @@ def _annotator_names(dataset: Dataset, annotators: Ids | None) -> list[str]:
     if not have:
         raise UserError(
             f"experts=human, mixed and grouped need recorded answers, and dataset={dataset.name} has none; add them "
-            "(dataset.annotators=FILE, or a manifest with annotators for dataset=folder), or choose simulated experts, for "
-            "example experts=specialist."
+            "(dataset.annotators=FILE, or for dataset=folder a manifest that has them, dataset.manifest=FILE), or choose "
+            "simulated experts, for example experts=specialist."
         )
     if annotators is None:
         return list(have)

@@ -82,7 +82,8 @@ def _check_recorded(panel: ExpertPanel, dataset: Dataset) -> None:
         )
     for split, table in panel.recorded.items():
         wanted = (len(dataset.splits()[split]), panel.num - (0 if panel.confusion is None else len(panel.confusion)))
-        if table.shape != wanted or not ((table >= MISSING) & (table < dataset.num_classes)).all():
+        low, high = table.min(initial=MISSING), table.max(initial=MISSING)
+        if table.shape != wanted or not (low >= MISSING and high < dataset.num_classes):
             raise UserError(
                 f"The experts' recorded answers on {split} have shape {table.shape}; they must be [{wanted[0]} samples, "
                 f"{wanted[1]} experts] with classes from 0 to {dataset.num_classes - 1}, or -1 for no answer."
