@@ -50,6 +50,8 @@ class Trainer(Group):
 class Experts(Group):
     num: AtLeast1 | None = None
     resample: Literal["once", "per_epoch"]
+    correlation: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    answer_rate: Annotated[float, Interval(gt=0, le=1)] = 1.0
 
 
 class Optim(Group):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from l2d.config import bind, build, check, config_dir
 from l2d.errors import UserError
-from l2d.experts import make_panel
+from l2d.experts import Drawing, make_panel
 from l2d.identity import choices, fingerprint, run_name, settings
 from l2d.settings import Settings, Trainer, validate, yaml_hint
 
@@ -183,7 +183,7 @@ def test_every_pair_of_dataset_and_experts_works_or_is_refused(composed, dataset
         with pytest.raises(UserError, match=r"experts\.overlap"):  # CIFAR-10 has six animals
             build(cfg, "experts", **offered)
     elif fits:
-        panel = make_panel(build(cfg, "experts", **offered), data, cfg.experts.resample, 0)
+        panel = make_panel(build(cfg, "experts", **offered), data, Drawing())
         table = panel.answers("train", data.train.labels)
         assert panel.num == cfg.experts.num
         assert table.shape == (len(data.train), cfg.experts.num)
