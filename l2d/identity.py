@@ -22,7 +22,7 @@ FREE_GROUPS = {
 }  # fmt: skip
 FREE_KEYS = {
     "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
-    "dataset": {"root", "path", "workers", "cache", "download", "verify"},
+    "dataset": {"root", "path", "workers", "cache", "follow_links", "download", "verify"},
 }
 
 

@@ -12,8 +12,11 @@ from PIL import Image, PngImagePlugin
 from l2d.data import ImageFiles, Loader, Split
 from l2d.data.cache import decode, load_images
 from l2d.data.files import opened, read_box
+from l2d.data.imagenet import list_imagenet
 from l2d.data.images import image_preprocessing
+from l2d.data.load import _data_digest, load_dataset
 from l2d.errors import UserError
+from l2d.identity import identity
 from l2d.place import Place
 
 SIDE = 16  # of the images, which are decoded at their size
@@ -252,3 +255,69 @@ def test_a_header_is_read_without_the_pixels(tmp_path, monkeypatch):
         assert (header.size, header.rotated, header.alpha, header.bits) == ((2 * SIDE, SIDE), True, False, 8)
     with opened(tmp_path / "b.tif", pixels=False) as (_, header):
         assert "floating-point" in header.unknown
+
+
+def move_away(path, elsewhere) -> None:
+    """Put a link in its place."""
+    elsewhere.mkdir(exist_ok=True)
+    path.rename(elsewhere / path.name)
+    path.symlink_to(elsewhere / path.name)
+
+
+@pytest.mark.parametrize("moved", ["", "train", "train/cat", "train/cat/0.png", "train/cat/deep"])
+@pytest.mark.parametrize("kind", ["tree", "manifest"])
+def test_links_out_of_the_root_are_followed_where_allowed(tmp_path, composed, kind, moved):
+    for split, label in ((s, c) for s in ("train", "test") for c in ("cat", "dog")):
+        for name in ("0.png", "deep/1.png"):
+            (tmp_path / "data" / split / label / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture()).save(tmp_path / "data" / split / label / name)
+    paths = sorted(str(path.relative_to(tmp_path / "data")) for path in (tmp_path / "data").rglob("*.png"))
+    (tmp_path / "data/rows.csv").write_text(
+        "path,label,split\n" + "".join(f"{path},{path.split('/')[1]},{path.split('/')[0]}\n" for path in paths)
+    )
+    settings = ["dataset=folder", f"dataset.root={tmp_path / 'data'}", f"dataset.cache={tmp_path / 'cache'}"]
+    settings += ["dataset.size=16", "dataset.resize=16"] + ["dataset.manifest=rows.csv"] * (kind == "manifest")
+    before = identity(composed(*settings))
+    move_away(tmp_path / "data" / moved, tmp_path / "elsewhere")
+    if moved:
+        with pytest.raises(UserError, match=rf"'{moved}.*dataset\.follow_links=true"):
+            load_dataset(composed(*settings))
+    cfg = composed(*settings, *["dataset.follow_links=true"] * bool(moved))
+    dataset = load_dataset(cfg)
+    assert sorted([*dataset.train.inputs.ids(), *dataset.test.inputs.ids()]) == paths
+    _data_digest.cache_clear()
+    assert identity(cfg) == before
+
+
+def test_a_folder_that_contains_itself_is_listed_once(tmp_path, composed):
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.fromarray(picture()).save(tmp_path / split / "cat/0.png")
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat")
+    cfg = composed("dataset=folder", f"dataset.root={tmp_path}", "dataset.size=16", "dataset.resize=16")
+    cfg.dataset.feed = "stream"
+    assert load_dataset(cfg).train.inputs.ids() == ["train/cat/0.png"]
+
+
+def test_paths_that_are_no_links_stay_below_the_root(tmp_path, composed):
+    (tmp_path / "data").mkdir()
+    Image.fromarray(picture()).save(tmp_path / "0.png")
+    (tmp_path / "data/rows.csv").write_text("path,label,split\n../0.png,cat,train\n../0.png,cat,test\n")
+    settings = ["dataset=folder", f"dataset.root={tmp_path / 'data'}", "dataset.size=16", "dataset.resize=16"]
+    with pytest.raises(UserError, match=r"'\.\./0\.png', which leads out of"):
+        load_dataset(composed(*settings, "dataset.manifest=rows.csv", "dataset.follow_links=true"))
+
+
+@pytest.mark.parametrize("moved", ["val", "val/n02085620", "val/n02085620/0.JPEG"])
+def test_links_of_imagenet_are_followed_where_allowed(tmp_path, moved):
+    for split in ("train", "val"):
+        (tmp_path / "data" / split / "n02085620").mkdir(parents=True)
+        Image.fromarray(picture()).save(tmp_path / "data" / split / "n02085620/0.JPEG")
+    move_away(tmp_path / "data" / moved, tmp_path / "elsewhere")
+    allowed = list_imagenet(str(tmp_path / "data"), None, str(tmp_path / "cache"), follow_links=True)
+    assert allowed.index["val/n02085620"][1] == ["0.JPEG"]
+    with pytest.raises(UserError, match=r"val/n02085620.*dataset\.follow_links=true"):
+        list_imagenet(str(tmp_path / "data"), None, str(tmp_path / "cache"), follow_links=False)
+    (tmp_path / "data/val/n02085620/1.JPEG").symlink_to(tmp_path / "gone.JPEG")
+    with pytest.raises(UserError, match=r"1\.JPEG cannot be listed"):
+        list_imagenet(str(tmp_path / "data"), None, str(tmp_path / "other"), follow_links=True)

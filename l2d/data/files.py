@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # height, width
 Box = tuple[int, int, int, int]  # top, left, height, width
 
+# EXIF orientation -> what makes the image upright
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
-}  # EXIF orientation -> what makes it upright # fmt: skip
+}  # fmt: skip
 KEEP_SIDES = {None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM}
 BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # tags of TIFF
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # a filter of warnings
