@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from l2d.errors import show
+from l2d.errors import show, visible
 
 
 class Command(NamedTuple):
@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif name in COMMANDS:
         run(name, rest)
     else:
+        name = visible(name)
         sys.stderr.write(f"l2d: {name} is not a command; {_suggestion(name)}\n")
         sys.exit(2)
 

@@ -1,21 +1,45 @@
 """A user's mistake ends in one sentence and exit code 2; a bug keeps its traceback."""
 
+import argparse
 import errno
 import logging
 import os
+import re
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 _LOG = logging.getLogger("l2d")
 _LOG.addHandler(logging.NullHandler())  # without any handler, logging itself would print warnings to stderr
 HYDRA_ENTRIES = ("hydra.main", "hydra._internal.config_loader_impl")  # everything that composes goes through these
 
 
+# Control characters, line separators, changes of the direction of text, and halves of characters, which cannot be printed.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 class UserError(Exception):
     """One sentence: what was wrong and what would work."""
+
+
+def visible(text: str) -> str:
+    """The text in one line, with the characters that a terminal would act on instead of showing them as escapes.
+
+    >>> visible("red\\x1b[31m\\n")
+    'red\\\\x1b[31m\\\\n'
+    """
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser whose errors show the user's words in a safe form."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(message))
 
 
 @contextmanager
@@ -23,7 +47,10 @@ def errors_as_sentences() -> Iterator[None]:
     """Around a command: an error that the user can fix is printed as a sentence and ends the program with exit code 2."""
     try:
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if _by_ctrl_c(error):  # while no run is held, which would write its checkpoint
+            sys.stderr.write("l2d: Stopped.\n")
+            sys.exit(128 + signal.SIGINT)
         if not _is_user_error(error):
             raise
         sys.stderr.write(f"l2d: {sentence(error)}\n")
@@ -32,7 +59,12 @@ def errors_as_sentences() -> Iterator[None]:
         sys.exit(2)
 
 
-def _is_user_error(error: Exception) -> bool:
+def _by_ctrl_c(error: BaseException | None) -> bool:
+    """Whether it is a KeyboardInterrupt, or was raised while one was handled: OmegaConf's clean-up may fail then."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__context__))
+
+
+def _is_user_error(error: BaseException) -> bool:
     """Whether the user can fix it: a UserError, an error in the config, a full disk, no permission, too many open files."""
     if isinstance(error, UserError) or type(error).__module__.startswith(("hydra.", "omegaconf.")):
         return True
@@ -49,14 +81,14 @@ def _is_user_error(error: Exception) -> bool:
     return _raised_by_hydra(error)
 
 
-def _raised_by_hydra(error: Exception) -> bool:
+def _raised_by_hydra(error: BaseException) -> bool:
     """Whether Hydra raised it while composing a config, before it called our code: then it is about the command line."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     entered = [depth for depth, module in enumerate(modules) if module in HYDRA_ENTRIES]
     return bool(entered) and not any(module.startswith("l2d.") for module in modules[entered[-1] :])
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """The message in one line, without the positions that OmegaConf and Hydra append."""
     noise = ("full_key", "object_type", "reference_type", "Config search path", "provider=", "See https://")
     override = getattr(error, "override", "")  # what Hydra could not parse
@@ -67,7 +99,7 @@ def sentence(error: Exception) -> str:
         )
     lines = [line.strip() for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise)) or " ".join(lines)
-    return text.removeprefix("UserError raised while resolving interpolation: ")
+    return visible(text.removeprefix("UserError raised while resolving interpolation: "))
 
 
 def _how_to_quote(override: str, message: str) -> str:
@@ -83,15 +115,23 @@ def _how_to_quote(override: str, message: str) -> str:
 
 
 def show(text: str) -> None:
-    """Print to standard output; once that fails (its reader is gone, its disk full), this and all later output is dropped."""
+    """Print lines to standard output; once that fails (its reader is gone, its disk full), this and all later output is
+    dropped."""
     try:
-        print(text, flush=True)
+        print("\n".join(map(visible, text.split("\n"))), flush=True)
     except OSError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """Send all further standard output nowhere: its reader is gone, or its disk is full."""
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def notify(text: str) -> None:
     """Notify the user while the program goes on: one line on stderr and one in the run's log."""
+    text = visible(text)
     with suppress(OSError, ValueError):  # a closed terminal, a full disk: no reason to stop
         _LOG.warning(text)
     with suppress(OSError, ValueError):

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from l2d.atomic import read_text
 from l2d.config import plain
 from l2d.data.load import data_digest
 from l2d.errors import UserError, notify
@@ -123,10 +124,10 @@ def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | Non
 def _run_fingerprint(folder: Path) -> str:
     """The fingerprint of the finished run in a folder."""
     try:
-        result = json.loads((folder / "result.json").read_text())
+        result = json.loads(read_text(folder / "result.json"))
         assert result["status"] == "finished"
         return str(result["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         raise UserError(
             f"init={folder} is not the folder of a finished run; give one that holds a result.json."
         ) from error

@@ -19,10 +19,11 @@ from omegaconf import DictConfig
 from l2d.atomic import atomic_write
 from l2d.compose import quoted
 from l2d.config import plain
-from l2d.errors import UserError, sentence, show
+from l2d.errors import UserError, sentence, show, visible
 from l2d.identity import choices, reported_otherwise
 from l2d.signals import Interrupted, StopSignal
-from l2d.tracking.run_folder import MANIFESTS, RunFolder, duration, headline, read_result
+from l2d.tracking.read import checked_result, read_result
+from l2d.tracking.run_folder import MANIFESTS, RunFolder, duration, headline
 
 
 class SweepInterrupted(Interrupted):
@@ -120,12 +121,12 @@ def grid(loader: ConfigLoader, words: list[str]) -> list[list[str]]:
 
 def plan(folder: Path, cfg: DictConfig) -> tuple[str, str]:
     """What a run in this folder would do (run, redo, evaluate, skip or refuse), and why."""
-    result = read_result(folder)
-    if not result:
-        return "run", "nothing there yet"
-    if result.get("status") != "finished":
-        return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
     try:
+        result = read_result(folder) if cfg.get("force") else checked_result(folder)
+        if not result:
+            return "run", "nothing there yet"
+        if result.get("status") != "finished":
+            return "run", f"{result.get('status')} before, and continued from its checkpoint if there is one"
         result = RunFolder(folder, cfg).finished()
     except UserError as error:  # the run will find the same
         return "refuse", sentence(error)
@@ -201,7 +202,7 @@ def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds
     for text in busy:
         show(text)
     for cell, outcome in failures:
-        print(f"failed: {' '.join(cell.overrides)}: {outcome['error']}", file=sys.stderr)
+        print(visible(f"failed: {' '.join(cell.overrides)}: {outcome['error']}"), file=sys.stderr)
     if counts["interrupted"] or not all(outcome["by_user"] for _, outcome in failures):
         return 1
     return 2 if failures else 0

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from l2d.atomic import read_bytes
 from l2d.errors import UserError
 
 if TYPE_CHECKING:  # torch takes a second to import, and most commands do not need it
@@ -32,7 +33,7 @@ def unpack(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     from safetensors.torch import load
 
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
     if not is_intact(content):
@@ -46,7 +47,7 @@ def is_intact(content: bytes) -> bool:
     """Whether every byte of a file that `pack` made is as it was written."""
     try:
         checksum = _split(content)[0]["__metadata__"]["sha256"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return False
     return hashlib.sha256(_with_checksum(content, str(checksum), _BLANK)).hexdigest() == checksum
 

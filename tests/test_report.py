@@ -24,6 +24,8 @@ from l2d.report.render import to_latex, to_markdown, to_text
 from l2d.report.settings import VERSION_1
 from l2d.report.tables import load_published, name_repeated
 
+DATA = {"digest": "", "train": 10, "test": 10, "complete": True, "truth": False}
+
 
 def write_run(root, loss, num, seed, values=None, status="finished", dataset="cifar100", experts="animal", **more):
     """A run's folder as l2d train leaves it; values are system error, coverage, classifier accuracy. Keys of `more` are
@@ -58,7 +60,7 @@ def write_run(root, loss, num, seed, values=None, status="finished", dataset="ci
         "seed": seed,
         "fingerprint": "0123abcd",
         "versions": {"l2d": "0"},
-        "data": {"digest": "", "train": 10, "test": 10},
+        "data": DATA,
         "own_metrics": [],
         "bayes": None,
         **({"metrics": metrics} if values else {}),
@@ -304,7 +306,7 @@ def test_the_decision_rule_splits_a_block(tmp_path):
 
 def test_runs_on_other_data_are_another_block(tmp_path):
     for seed, digest in ((0, "ab12cd34"), (1, "ab12cd34"), (2, "ffff0000")):
-        write_run(tmp_path, "ce", 4, seed, (10.0, 50, 50), data={"digest": digest})
+        write_run(tmp_path, "ce", 4, seed, (10.0, 50, 50), data=DATA | {"digest": digest})
     blocks = blocks_of(tmp_path)
     assert [block.title for block in blocks] == [
         "cifar100, animal experts (data=ab12cd)",
@@ -318,7 +320,7 @@ def test_runs_of_version_1_are_averaged_with_runs_of_version_2_where_the_data_fo
     write_run(tmp_path, "ce", 4, 1, (20.0, 50, 50))
     cell = cell_of(summarize(load_runs(tmp_path)), 4, "ce")
     assert (cell.n, cell.system_error, cell.state) == (2, 15.0, "complete")
-    write_run(tmp_path, "ce", 4, 2, (20.0, 50, 50), data={"digest": "ab12cd34"})
+    write_run(tmp_path, "ce", 4, 2, (20.0, 50, 50), data=DATA | {"digest": "ab12cd34"})
     assert set(load_runs(tmp_path).setting) == {"data=unknown", "data=ab12cd"}
 
 
@@ -353,16 +355,33 @@ def test_metrics_of_an_unfinished_run_do_not_count(tmp_path):
     ("text", "reason"),
     [
         ('{"status": "fini', "Unterminated"),
-        ("[]", "'list'"),
-        ("{}", "'status'"),
-        ('{"status": "finished", "metrics": null}', "metrics is None"),
-        ('{"status": "finished", "metrics": {"coverage": 3}}', "metrics.system_error is None"),
-        ('{"status": "finished", "metrics": {"system_error": "low"}}', "metrics.system_error is 'low'"),
-        ('{"status": "finished", "metrics": {"best_expert_accuracy": []}}', "metrics.best_expert_accuracy is []"),
-        ('{"status": "finished", "metrics": {"system_error": NaN}}', "metrics.system_error is nan"),
-        ('{"status": "running", "seconds": "many"}', "seconds is 'many'"),
-        ('{"status": "running", "bayes": {"coverage": []}}', "bayes.coverage is []"),
-        ('{"status": "running", "seed": "one"}', "'one'"),
+        ("[]", "is []"),
+        ("{}", "status"),
+        ("[" * 100000, "nested"),
+        ("1" * 5000, "4300 digits"),
+        ('{"status": "done"}', 'status is "done"'),
+        ('{"status": "finished", "metrics": null}', "metrics.system_error is null"),
+        ('{"status": "finished", "metrics": {"coverage": 3}}', "metrics.system_error is null"),
+        ('{"status": "finished", "metrics": {"system_error": "low"}}', 'metrics.system_error is "low"'),
+        ('{"status": "finished", "metrics": {"system_error": -1}}', "metrics.system_error is -1"),
+        ('{"status": "finished", "metrics": {"system_error": NaN}}', "metrics.system_error is NaN"),
+        (
+            '{"status": "finished", "metrics": {"system_error": 1, "coverage": 1, "classifier_accuracy": 1,'
+            ' "best_expert_accuracy": []}}',
+            "metrics.best_expert_accuracy is []",
+        ),
+        (
+            '{"status": "finished", "metrics": {"system_error": 1, "coverage": 1, "classifier_accuracy": 1,'
+            ' "best_expert_accuracy": 1e308}}',
+            "metrics.best_expert_accuracy is 1e+308",
+        ),
+        ('{"status": "running", "seconds": "many"}', 'seconds is "many"'),
+        ('{"status": "running", "seconds": 1e999}', "seconds is Infinity"),
+        ('{"status": "running", "bayes": {"coverage": []}}', "bayes.coverage"),
+        ('{"status": "running", "seed": "one"}', 'seed is "one"'),
+        ('{"status": "running", "seed": 1' + "0" * 40 + "}", "seed=10000"),
+        ('{"status": "running", "experts": [{"name": "a"}]}', "1 experts"),
+        ('{"status": "running", "versions": []}', "versions is []"),
         ('{"status": "running", "schema_version": 3}', "schema_version=3"),
         ('{"status": "running", "own_metrics": [{"name": "mine", "better": "red"}]}', "better='red'"),
         ('{"status": "running", "own_metrics": [{"name": "coverage", "better": "lower"}]}', "'coverage'"),

@@ -270,7 +270,7 @@ def test_the_run_folder_imports_without_torch():
 def test_a_run_of_version_1_of_the_same_name_is_pointed_out(tmp_path, composed, capfd):
     older = tmp_path / "ce-specialist-J4-mlp-seed0-0123abcd"
     older.mkdir()
-    (older / "result.json").write_text('{"status": "finished", "metrics": {}}')
+    (older / "result.json").write_text('{"status": "interrupted"}')
     with RunFolder(tmp_path / "ce-specialist-J4-mlp-seed0-89abcdef", composed()) as folder:
         folder.start({"experts": []}, resumed=False)
     assert str(older) in capfd.readouterr().err

@@ -167,7 +167,7 @@ def test_a_sweep_finds_what_a_single_run_finds_in_a_finished_folder(tmp_path, mo
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["refuse", "skip", "2"]
 
 
-def test_a_result_that_is_cut_short_is_made_again(tmp_path, monkeypatch, capsys):
+def test_a_result_that_is_cut_short_is_refused_unless_forced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [
         "-m",
@@ -180,8 +180,12 @@ def test_a_result_that_is_cut_short_is_made_again(tmp_path, monkeypatch, capsys)
     main(["train", *words])
     (path,) = tmp_path.glob("outputs/*/*-seed0-*/result.json")
     path.write_text(path.read_text()[:100])
-    main(["train", *words])
-    assert "1 done, 1 finished before, 0 failed" in capsys.readouterr().out and len(metrics(tmp_path)) == 2
+    with pytest.raises(SystemExit):
+        main(["train", *words])
+    out, err = capsys.readouterr()
+    assert "0 done, 1 finished before, 1 failed" in out and str(path) in err
+    main(["train", *words, "force=true"])
+    assert "2 done" in capsys.readouterr().out and len(metrics(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("setting", ["verbose=3", "trainer.log_every=0", "record=all"])

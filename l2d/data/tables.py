@@ -1,11 +1,13 @@
 """Tables as people have them, as records: .csv, .tsv, .json, .parquet. Importing this does not import torch."""
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from l2d.atomic import read_bytes
 from l2d.errors import UserError
 
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}  # beside commas
@@ -13,7 +15,7 @@ DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}  # beside commas
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8-sig"))
+        return json.loads(read_bytes(path).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
     except (ValueError, RecursionError) as error:
@@ -62,12 +64,12 @@ def read_parquet(path: Path) -> Any:
 def _read_delimited(path: Path) -> list[dict[str, Any]]:
     """Rows of text. Where the header is a single column with tabs, semicolons or bars in it, those separate the columns."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            delimiter = next((mark for mark in DELIMITERS if mark in first and "," not in first), ",")
-            file.seek(0)
-            reader = csv.DictReader(file, strict=True, delimiter=delimiter)
-            header, rows = list(reader.fieldnames or []), list(reader)
+        file = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
+        first = file.readline()
+        delimiter = next((mark for mark in DELIMITERS if mark in first and "," not in first), ",")
+        file.seek(0)
+        reader = csv.DictReader(file, strict=True, delimiter=delimiter)
+        header, rows = list(reader.fieldnames or []), list(reader)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
     except (csv.Error, UnicodeDecodeError) as error:

@@ -1,10 +1,10 @@
 """l2d data: checks the data and experts of a configuration before training. torch is imported only once a dataset is read."""
 
-import argparse
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 from l2d.compose import add_config_dir, compose
-from l2d.errors import errors_as_sentences
+from l2d.errors import Arguments, errors_as_sentences
 
 DESCRIPTION = """\
 Report on the data and experts of a configuration, without training: images per split and class, image sizes,
@@ -19,9 +19,7 @@ Exit code 0: training can start. Exit code 2: it would fail, for the reason prin
 
 def main(arguments: list[str] | None = None) -> None:
     """l2d data check KEY=VALUE ..."""
-    parser = argparse.ArgumentParser(
-        "l2d data", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Arguments("l2d data", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["check"])
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for l2d train: dataset=..., experts=...")
     parser.add_argument(

@@ -18,7 +18,7 @@ from l2d.config import build, check
 from l2d.data import MISSING, Dataset, ImageFiles, Images
 from l2d.data.files import open_image
 from l2d.data.load import load_dataset
-from l2d.errors import UserError
+from l2d.errors import UserError, drop_output, visible
 from l2d.evaluation.evaluator import check_evaluation
 from l2d.inspect.sheet import draw_sheet, spread
 from l2d.place import Place, Ranks
@@ -38,10 +38,21 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+class Output(Console):
+    """Prints names of classes, annotators and files in a safe form; once the reader of a pipe is gone, output is dropped."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        safe = ("\n".join(map(visible, o.split("\n"))) if isinstance(o, str) else o for o in objects)
+        super().print(*safe, **options)
+
+    def on_broken_pipe(self) -> None:
+        drop_output()
+
+
 def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
     """Print the report and draw the sheet; all that would stop a training is raised at the end, as one UserError."""
     check(cfg)
-    out = Console(highlight=False, markup=False, emoji=False)
+    out = Output(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = 120
     place = Place.choose(cfg.trainer.device, cfg.trainer.precision, Ranks.alone())
@@ -245,6 +256,6 @@ def _table(out: Console, columns: list[str], rows: Iterable[Iterable[Any]]) -> N
     for position, column in enumerate(columns):
         table.add_column(column, justify="right" if position and column != "extremes" else "left")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(visible(str(cell)) for cell in row))
     out.print()
     out.print(table)

@@ -9,7 +9,7 @@ from l2d.report.blocks import Block
 from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
-from l2d.report.style import add_legend, look
+from l2d.report.style import add_legend, look, short
 
 
 def overview(blocks: list[Block]) -> Figure:
@@ -19,7 +19,7 @@ def overview(blocks: list[Block]) -> Figure:
         metrics = {metric.name: metric for metric in block.metrics}
         for ax, name in zip(row, ("system_error", "classifier_accuracy"), strict=True):
             against_count(ax, block, metrics[name])
-        row[0].set_title(block.title, loc="left")
+        row[0].set_title(short(block.title), loc="left")
         add_legend(row[1], row[0])
     return figure
 
@@ -50,7 +50,7 @@ def against_count(ax: Axes, block: Block, metric: ShownMetric) -> None:
         ax.plot(line["num_experts"], line[best], color="0.35", linewidth=1.2, linestyle="-.", label="Best achievable")
     ax.set_xticks(sorted(set(block.cells["num_experts"])))
     ax.set_xlabel("Number of experts")
-    ax.set_ylabel(metric.label)
+    ax.set_ylabel(short(metric.label))
 
 
 def coverage_accuracy(block: Block) -> Figure:
@@ -75,7 +75,10 @@ def coverage_accuracy(block: Block) -> Figure:
 def deferred_to(block: Block) -> Figure:
     """A heat map per number of experts: the percentage of deferred samples that each expert gets, mean over seeds."""
     done = block.runs[block.runs["status"] == "finished"]
-    counts = sorted(set(done["num_experts"]) - {1}) or [1]  # one expert gets everything
+    known = [len(row) if isinstance(row, list) else 0 for row in done["deferred_to"]]
+    counts = sorted(set(done.loc[done["num_experts"] == known, "num_experts"]) - {1}) or [
+        1
+    ]  # one expert gets everything
     tables = [_percentages(done[done["num_experts"] == num], block.methods, num) for num in counts]  # [methods, J] each
     top = max(np.nanmax(table, initial=1) for table in tables)
     widths = [max(num, 4) for num in counts]
@@ -88,7 +91,7 @@ def deferred_to(block: Block) -> Figure:
         ax.set_xticks(sorted({0, num - 1}), sorted({1, num}))
         ax.set_xlabel("Expert")
         ax.grid(visible=False)
-    axes[0, 0].set_yticks(range(len(block.methods)), list(map(label, block.methods)))
+    axes[0, 0].set_yticks(range(len(block.methods)), [short(label(method)) for method in block.methods])
     figure.colorbar(image, ax=axes[0], label="Share of the deferred (%)")
     return figure
 

@@ -1,22 +1,22 @@
 """l2d report: the tables and findings on the terminal, and everything else in a folder."""
 
-import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 
-from l2d.errors import UserError, errors_as_sentences, show
+from l2d.atomic import atomic_write
+from l2d.errors import Arguments, UserError, errors_as_sentences, show, visible
 from l2d.report.blocks import make_blocks
 from l2d.report.findings import findings
 from l2d.report.load import load_runs
-from l2d.report.render import to_latex, to_markdown, to_text
+from l2d.report.render import to_csv, to_latex, to_markdown, to_text
 from l2d.report.tables import name_repeated
 
 
 def main(arguments: list[str] | None = None) -> None:
     """l2d report; without `arguments` those of the command line."""
-    parser = argparse.ArgumentParser("l2d report", description="Tables, figures and a page from finished runs.")
+    parser = Arguments("l2d report", description="Tables, figures and a page from finished runs.")
     parser.add_argument("folders", nargs="+", metavar="DIR", help="what l2d train wrote to; searched for runs")
     parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report)")
     parser.add_argument(
@@ -40,9 +40,9 @@ def write_report(folders: list[str], out: Path, baseline: str | None = None) -> 
         raise UserError(f"--out={out} cannot be made a folder ({error.strerror}); choose another.") from error
     _write_frame(runs, out / "runs")
     for name, attribute in (("tables", "cells"), ("reference", "reference"), ("paired", "paired")):
-        pd.concat([getattr(block, attribute) for block in blocks]).to_csv(out / f"{name}.csv", index=False)
-    (out / "tables.md").write_text(to_markdown(blocks), encoding="utf-8")
-    (out / "tables.tex").write_text(to_latex(blocks), encoding="utf-8")
+        _write(out / f"{name}.csv", to_csv(pd.concat([getattr(block, attribute) for block in blocks])))
+    _write(out / "tables.md", to_markdown(blocks))
+    _write(out / "tables.tex", to_latex(blocks))
     show(to_text(blocks))
     for block in blocks:
         for sentence in findings(block):
@@ -55,6 +55,12 @@ def write_report(folders: list[str], out: Path, baseline: str | None = None) -> 
 
 
 def _write_frame(frame: pd.DataFrame, path: Path) -> None:
-    frame.to_csv(path.with_suffix(".csv"), index=False)
+    frame = frame.assign(folder=frame["folder"].map(visible))
+    _write(path.with_suffix(".csv"), to_csv(frame))
     if find_spec("pyarrow"):
-        frame.to_parquet(path.with_suffix(".parquet"), index=False)
+        content = frame.to_parquet(index=False)
+        atomic_write(path.with_suffix(".parquet"), lambda file: file.write(content), durable=False)
+
+
+def _write(path: Path, text: str) -> None:
+    atomic_write(path, lambda file: file.write(text.encode()), durable=False)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
-from l2d.report.style import add_legend, look
+from l2d.report.style import add_legend, look, short
 
 UNDERFITTING = {
     "expert_aggregation": "Expert aggregation",
@@ -49,6 +49,6 @@ def per_epoch(curves: pd.DataFrame, methods: Sequence[str], rows: dict[str, str]
                 mean = here.dropna(subset=row).groupby("epoch")[row].mean()
                 ax.plot(mean.index, mean, label=label(method), **(look(method) | {"marker": ""}))
     for ax, text in zip(axes[:, 0], rows.values(), strict=True):
-        ax.set_ylabel(text)
+        ax.set_ylabel(short(text))
     add_legend(axes[0, -1], axes[0, -1])
     return figure

@@ -1,11 +1,13 @@
 """Draws the figures of a report and saves them as PNG and PDF."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from l2d.atomic import atomic_write
 from l2d.report.blocks import Block
 from l2d.report.cell_figures import coverage_accuracy, deferred_to, one_metric, overview
 from l2d.report.epoch_figures import epoch_figures
@@ -55,8 +57,8 @@ def slug(title: str) -> str:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path.with_suffix(".png"))
-    figure.set_layout_engine("none")  # the layout is computed already; the PDF reuses it
-    figure.savefig(path.with_suffix(".pdf"))
+    for kind in ("png", "pdf"):
+        write = partial(figure.savefig, format=kind)
+        atomic_write(path.with_suffix(f".{kind}"), write, durable=False, make_parents=True)
+        figure.set_layout_engine("none")  # the layout is computed already; the PDF reuses it
     return path.with_suffix(".png")

@@ -1,6 +1,5 @@
 """Figures of evaluation=full, from the `evaluation` in result.json."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,10 @@ from matplotlib.patches import Patch
 from l2d.errors import notify
 from l2d.report.layout import count_of
 from l2d.report.methods import label
-from l2d.report.style import add_legend, look
+from l2d.report.metrics import LARGEST
+from l2d.report.style import add_legend, look, short
 from l2d.report.tables import one_per_seed
+from l2d.tracking.read import read_result
 
 PARTS = {
     "classifier": ("Classifier's mistakes", "#009E73"),
@@ -23,6 +24,7 @@ PARTS = {
     "expert": ("Wrong expert", "#E69F00"),
 }
 # The numbers that a figure reads from an evaluation. KeyError or TypeError: they are not there.
+SHAPES = {"regret": (3,), "calibration": (2, 3, None), "curve": (2, None), "budget": (None, 2), "posterior": (2, None)}
 READ: dict[str, Callable[[dict], Any]] = {
     "regret": lambda e: [e["regret"][part] for part in PARTS],  # [3]
     "calibration": lambda e: [
@@ -37,7 +39,7 @@ READ: dict[str, Callable[[dict], Any]] = {
 def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
     """name -> figure; one for which no run of the block has the numbers is left out."""
     done = one_per_seed(runs[runs["status"] == "finished"])
-    evaluations = [json.loads(Path(folder, "result.json").read_text()).get("evaluation") for folder in done["folder"]]
+    evaluations = [(read_result(Path(folder)) or {}).get("evaluation") for folder in done["folder"]]
     done = done.assign(evaluation=evaluations).dropna(subset="evaluation")
     parts = {part: _with_values(done, part) for part in READ}
     figures: dict[str, Figure] = {}
@@ -60,8 +62,8 @@ def _with_values(runs: pd.DataFrame, part: str) -> pd.DataFrame:
     values: list[np.ndarray | None] = []
     for evaluation, folder in zip(runs["evaluation"], runs["folder"], strict=True):
         try:
-            values.append(np.array(READ[part](evaluation), dtype=float) if evaluation.get(part) else None)
-        except (AttributeError, KeyError, TypeError, ValueError):
+            values.append(_array(evaluation, part) if evaluation.get(part) else None)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             notify(f"{folder}/result.json has an evaluation.{part} that cannot be read; it is not drawn.")
             values.append(None)
     shapes = Counter(value.shape for value in values if value is not None)
@@ -71,6 +73,16 @@ def _with_values(runs: pd.DataFrame, part: str) -> pd.DataFrame:
             notify(f"{folder} was evaluated with other settings, so its evaluation.{part} is not drawn.")
     kept = [value is not None and value.shape == shape for value in values]
     return runs.assign(values=values)[kept]
+
+
+def _array(evaluation: dict, part: str) -> np.ndarray:
+    """The numbers of a part, with NaN for null; ValueError if they do not have its shape, or are too large to draw."""
+    values = np.array(READ[part](evaluation), dtype=float)
+    expected = SHAPES[part]
+    fits = values.ndim == len(expected) and all(e in (None, n) for e, n in zip(expected, values.shape, strict=True))
+    if not fits or not values.size or (np.abs(values) > LARGEST).any():
+        raise ValueError(f"{part} has the shape {values.shape}, or numbers that are too large")
+    return values
 
 
 def _over_seeds(runs: pd.DataFrame, method: str, num: int) -> np.ndarray | None:
@@ -92,7 +104,7 @@ def regret(runs: pd.DataFrame, methods: list[str]) -> Figure:
                 ax.barh([i] * 3, width, left=width.cumsum() - width, color=[colour for _, colour in PARTS.values()])
         ax.set_title(count_of(num), fontsize=9)
         ax.set_xlabel("Regret (%)")
-    axes[0, 0].set_yticks(range(len(methods)), list(map(label, methods)))
+    axes[0, 0].set_yticks(range(len(methods)), [short(label(method)) for method in methods])
     axes[0, 0].invert_yaxis()
     handles = [Patch(color=colour, label=text) for text, colour in PARTS.values()]
     axes[0, -1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

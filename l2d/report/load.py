@@ -1,6 +1,7 @@
 """Run folders -> a tidy frame with a row per run. Reads result.json, config.yaml and metrics.csv, nothing else."""
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,18 +10,20 @@ import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 
-from l2d.errors import UserError, notify
+from l2d.atomic import read_bytes
+from l2d.errors import UserError, notify, visible
 from l2d.evaluation.metrics import HEADLINE, REFERENCE
 from l2d.identity import choices, settings
 from l2d.report.methods import method_name
-from l2d.report.metrics import read_metrics, read_number, read_own_metrics
+from l2d.report.metrics import LARGEST, read_metrics, read_number, read_own_metrics, read_whole
 from l2d.report.settings import block_settings, differences, method_settings
+from l2d.tracking.read import YAML_LOADER, checked_result, config_text
 
 BLOCK = ["dataset", "experts", "setting"]  # one table of the report
 CELL = [*BLOCK, "base", "num_experts", "method"]  # one cell of it: what is averaged over seeds
 NEWEST_SCHEMA = 2
+MAX_EPOCH = 1e9
 RESERVED = {"setting", "state", "n", "seeds", "table"}  # columns that are added later; no metric may have these names
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Run(NamedTuple):
@@ -73,18 +76,20 @@ def _read(path: Path) -> Run | None:
     """The run in one folder; None, with a notice, if it cannot be read."""
     file = path / "config.yaml"
     try:
-        config = yaml.load(file.read_text(), Loader=_YAML)
+        config = _visible(yaml.load(config_text(path), Loader=YAML_LOADER))
         chosen = choices(OmegaConf.create(config))
         file = path / "result.json"
-        result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"status": "partial"}
+        result = _visible(checked_result(path) or {"status": "partial"})
         if result.get("schema_version", 1) > NEWEST_SCHEMA:
             raise ValueError(f"schema_version={result['schema_version']} is newer than {NEWEST_SCHEMA}; update l2d")
         chosen |= {key: value for key, value in (result.get("choices") or {}).items() if value is not None}
         return Run(_row(path, result, config, chosen), block_settings(config, result), method_settings(config, result))
+    except UserError as error:
+        notify(f"{error} Its run is left out.")
     except Exception as error:  # of any class: one broken folder must not hide the others
         reason = " ".join(str(error).split()) or type(error).__name__
-        notify(f"{file} cannot be read, so its run is left out: {reason}")
-        return None
+        notify(f"{file} cannot be read, so its run is left out: {reason[:300]}")
+    return None
 
 
 def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]:
@@ -92,6 +97,9 @@ def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]
     num_experts = chosen.get("num_experts") or len(result.get("experts") or [])
     if not num_experts:
         raise ValueError("it does not say how many experts there were")
+    named = len(result.get("experts") or [])
+    if named and named != num_experts:
+        raise ValueError(f"choices.num_experts is {num_experts}, and it names {named} experts")
     error = result.get("error")
     row = {
         **{
@@ -99,8 +107,8 @@ def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]
         },
         **{key: str(chosen.get(key) or "") for key in ("system", "optim")},
         "method": method_name(chosen),
-        "num_experts": int(num_experts),
-        "seed": int(result.get("seed", chosen.get("seed", 0))),
+        "num_experts": read_whole(num_experts, "num_experts"),
+        "seed": read_whole(result.get("seed", chosen.get("seed", 0)), "seed"),
         "status": str(result["status"]),
         **{f"bayes_{k}": read_number(v, f"bayes.{k}") for k, v in (result.get("bayes") or {}).items()},
         "epoch": int(epochs["epoch"].iloc[-1]) if len(epochs) else 0,
@@ -125,9 +133,21 @@ def _fingerprint(config: dict) -> str:
 
 
 def _epochs(path: Path) -> pd.DataFrame:
-    """metrics.csv as numbers; without rows where it is absent, empty or cut off."""
+    """metrics.csv as numbers; without rows where it is absent, empty or cut off, without numbers that are out of range."""
     try:
-        rows = pd.read_csv(path / "metrics.csv").apply(pd.to_numeric, errors="coerce")
+        rows = pd.read_csv(io.BytesIO(read_bytes(path / "metrics.csv"))).apply(pd.to_numeric, errors="coerce")
     except (OSError, ValueError):
         return pd.DataFrame({"epoch": []})
-    return rows.dropna(subset="epoch") if "epoch" in rows else pd.DataFrame({"epoch": []})
+    if "epoch" not in rows:
+        return pd.DataFrame({"epoch": []})
+    rows = rows.where(rows.abs() <= LARGEST)
+    return rows[rows["epoch"].between(0, MAX_EPOCH)]
+
+
+def _visible(tree: Any) -> Any:
+    """The tree with every string as `visible` gives it: names are shown in tables, figures, files and on the terminal."""
+    if isinstance(tree, dict):
+        return {visible(key) if isinstance(key, str) else key: _visible(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_visible(value) for value in tree]
+    return visible(tree) if isinstance(tree, str) else tree

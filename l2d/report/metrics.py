@@ -8,6 +8,8 @@ import pandas as pd
 
 from l2d.evaluation.metrics import HEADLINE, METRICS, REFERENCE
 
+LARGEST = 1e30  # beyond it sums of squares overflow, and figures cannot be drawn
+
 
 class ShownMetric(NamedTuple):
     """A metric as tables and figures show it: an l2d.evaluation.Metric without its function."""
@@ -57,9 +59,21 @@ def read_number(value: Any, key: str) -> float:
     """A number of a result.json; NaN where there is none, ValueError where there is something else."""
     if value is None:
         return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} is {value!r}, not a number")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (abs(value) <= LARGEST or math.isnan(value))
+    ):
+        raise ValueError(f"{key} is {value!r}, not a number up to {LARGEST:g}")
     return float(value)
+
+
+def read_whole(value: Any, key: str) -> int:
+    """A whole number of a result.json or config.yaml, ValueError where there is something else."""
+    number = read_number(value, key)
+    if not number.is_integer() or abs(number) > 2**53:
+        raise ValueError(f"{key} is {value!r}, not a whole number")
+    return int(value)
 
 
 def read_metrics(metrics: Any, own: list[dict[str, str]]) -> dict[str, Any]:

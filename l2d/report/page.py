@@ -11,11 +11,14 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 import l2d
+from l2d.atomic import atomic_write
+from l2d.errors import visible
 from l2d.report.blocks import Block
 from l2d.report.figures import figure_name
 from l2d.report.findings import findings
 from l2d.report.layout import reference_shown, results_tables
 from l2d.report.methods import label
+from l2d.tracking.read import config_text
 
 CAPTIONS = {
     "coverage_accuracy": "System accuracy against coverage, a point per cell.",
@@ -44,7 +47,7 @@ def write_page(blocks: list[Block], figures: list[list[Path]], out: Path) -> Pat
         version=l2d.__version__,
         count=len(runs),
     )
-    page.write_text(text, encoding="utf-8")
+    atomic_write(page, lambda file: file.write(text.encode()), durable=False)
     return page
 
 
@@ -110,10 +113,10 @@ def _run(run: dict[str, Any], block: Block, out: Path) -> dict[str, Any]:
         **{key: run[key] for key in ("method", "num_experts", "seed", "status")},
         "error": run["error"] if isinstance(run["error"], str) else "",
         "numbers": [*metrics, epochs, _number(run["seconds"], 1)],
-        "name": folder.name,
+        "name": visible(folder.name),
         # relative, so that the page and the runs can move together
-        "address": quote(Path(os.path.relpath(folder, out.resolve())).as_posix()) + "/",
-        "config": (folder / "config.yaml").read_text(errors="replace"),
+        "address": quote(os.fsencode(Path(os.path.relpath(folder, out.resolve())).as_posix())) + "/",
+        "config": "\n".join(map(visible, config_text(folder).splitlines())),
     }
 
 

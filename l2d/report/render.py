@@ -1,6 +1,10 @@
-"""Blocks -> Markdown, LaTeX and plain text."""
+"""Blocks -> Markdown, LaTeX, CSV and plain text. Names come from configs and results: what would be markup is escaped."""
 
+import html
+import re
 from typing import Any
+
+import pandas as pd
 
 from l2d.report.blocks import Block
 from l2d.report.layout import Entry, ReferenceTable, ResultsTable, count_of, mean_std, reference_shown, results_tables
@@ -8,21 +12,40 @@ from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
 
 
+def to_csv(frame: pd.DataFrame) -> str:
+    """A spreadsheet would compute a cell that begins with = + - or @; an apostrophe makes it text."""
+
+    def text(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
+
+    strings = [name for name in frame if not pd.api.types.is_numeric_dtype(frame[name])]
+    return frame.assign(**{name: frame[name].map(text) for name in strings}).rename(columns=text).to_csv(index=False)
+
+
 def to_markdown(blocks: list[Block]) -> str:
     parts = ["# Results"]
     for block in blocks:
         for table in results_tables(block):
-            headings = [f"{column} {heading}" for column in table.columns for heading in table.headings]
-            rows = [[row.base, str(row.num_experts), *_flat(row.cells, _markdown_entry)] for row in table.rows]
-            parts += [f"## {table.title}", _markdown_table(["Base", "Experts", *headings], rows), table.legend]
+            headings = [md(f"{column} {heading}") for column in table.columns for heading in table.headings]
+            rows = [[md(row.base), str(row.num_experts), *_flat(row.cells, _markdown_entry)] for row in table.rows]
+            parts += [f"## {md(table.title)}", _markdown_table(["Base", "Experts", *headings], rows), md(table.legend)]
         if reference := reference_shown(block):
             parts += [_markdown_table(reference.headings, reference.rows), reference.legend]
     return "\n\n".join(parts) + "\n"
 
 
+def md(text: str) -> str:
+    """Text that Markdown shows as it is: no HTML, emphasis, code, links or columns.
+
+    >>> md("a|b <i>")
+    'a\\\\|b &lt;i&gt;'
+    """
+    return html.escape(re.sub(r"([\\`*\[\]|])", r"\\\1", text), quote=False)
+
+
 def _markdown_table(headings: list[str], rows: list[list[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _markdown_entry(entry: Entry) -> str:

@@ -14,6 +14,7 @@ MARKERS = {"vanilla": "o", "picce": "s", "pice": "^"}
 OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 OTHER_LINES = ("-.", (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
 OTHER_MARKERS = ("D", "v", "P", "X", "*")
+MAX_NAME = 60  # characters in a figure
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -42,8 +43,13 @@ def look(method: str) -> dict[str, Any]:
     return {"color": OTHER_COLOURS[colour], "linestyle": OTHER_LINES[line], "marker": marker}
 
 
+def short(text: str) -> str:
+    """A name as it fits into a figure."""
+    return text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…"
+
+
 def add_legend(ax: Axes, shown: Axes) -> None:
     """A legend of what `shown` draws, at the right of `ax`."""
     handles, labels = shown.get_legend_handles_labels()
     if handles:
-        ax.legend(handles, labels, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        ax.legend(handles, list(map(short, labels)), fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

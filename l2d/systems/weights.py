@@ -1,5 +1,6 @@
 """Weights of a finished run: written with the names they mean, read without running anything."""
 
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from l2d.atomic import read_bytes
 from l2d.errors import UserError, notify
 from l2d.tensors import unpack
 
@@ -45,10 +47,12 @@ def read_weights(path: Path) -> Weights:
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not look at its checksums
+        content = io.BytesIO(read_bytes(path))
+        with zipfile.ZipFile(content) as archive:  # torch.load does not look at its checksums
             if archive.testzip():
                 raise zipfile.BadZipFile
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        content.seek(0)
+        tensors = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
             f"{path} is damaged, or holds more than tensors and is refused (nothing in it was run)."

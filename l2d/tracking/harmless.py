@@ -1,12 +1,10 @@
 """Showing and tracking must not harm a run: what goes wrong there is said once, and the run goes on without it."""
 
-import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from l2d.errors import notify
+from l2d.errors import drop_output, notify
 
 
 class Harmless:
@@ -36,9 +34,3 @@ class Harmless:
         with suppress(Exception):  # a display that refreshes in a thread of its own has to end
             getattr(self._target, "stop", lambda: None)()
         notify(f"{self._what} failed ({error or type(error).__name__}); the run goes on without it.")
-
-
-def drop_output() -> None:
-    """Send all further standard output nowhere: its reader is gone, or its disk is full."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from l2d.errors import visible
 from l2d.evaluation import REFERENCE
 from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
 
@@ -44,13 +45,15 @@ class ProgressReporter:
             shown = {**facts["choices"], "num_experts": num_experts(facts)}
             shown |= {key: facts[key] for key in ("device", "precision")}
             shown["parameters"] = f"{facts['parameters']:,}"
-            self.terminal.print(Text("  ").join(Text.assemble((key, "dim"), f" {shown[key]}") for key in shown))
+            self.terminal.print(
+                Text("  ").join(Text.assemble((key, "dim"), visible(f" {shown[key]}")) for key in shown)
+            )
         if self.verbose and self.terminal.is_interactive and self.terminal.file.isatty():
             columns = (TextColumn("{task.fields[what]}"), BarColumn(), TextColumn("{task.description}"))
             self.bar = Progress(
                 *columns, TimeRemainingColumn(), TextColumn("left"), console=self.terminal, transient=True
             )
-            self.what = f"{facts['choices']['loss']} J={num_experts(facts)} epoch"
+            self.what = visible(f"{facts['choices']['loss']} J={num_experts(facts)} epoch")
             self.task = self.bar.add_task("", total=epochs, what=f"{self.what} 1/{epochs}")
             self.bar.start()
 
@@ -122,8 +125,8 @@ class ProgressReporter:
             self.print(f"regret {regret['total']:.2f}: {parts}")
         self.print(f"{result['seconds']:.1f} s, in {folder}")
 
-    def print(self, text: str) -> None:
-        self.terminal.print(text, markup=False)
+    def print(self, line: str) -> None:
+        self.terminal.print(visible(line), markup=False)
         self.terminal.file.flush()  # an error shows here, not when the process ends
 
 

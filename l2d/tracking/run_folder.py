@@ -20,26 +20,27 @@ from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 import l2d
-from l2d.atomic import TEMPORARY, append, atomic_write
+from l2d.atomic import TEMPORARY, append, atomic_write, obstacle, read_text
 from l2d.config import check, flatten
 from l2d.errors import UserError, notify, sentence
-from l2d.evaluation import metrics
 from l2d.identity import fingerprint, settings
 from l2d.tensors import pack
+from l2d.tracking.read import HEADLINE, checked_config, checked_manifest, checked_result, read_result
 
 if TYPE_CHECKING:  # torch takes a second to import, and most commands do not need it
     from torch import Tensor
 
 SCHEMA_VERSION = 2  # of result.json; files without the key are version 1
 MANIFESTS = ".sweeps"  # below the output folder: one file per sweep, which lists its cells
-HEADLINE = [metric.name for metric in metrics.HEADLINE]
 SIGNS_OF_LIFE = ("result.json", "metrics.csv", "checkpoint.pt")  # files that a run writes while it lasts
 LOCK = ".lock"
 OWNER = ".owner"  # says who holds the lock; the lock's own file may be emptied or removed by filelock
+APPENDED = [LOCK, "train.log", "metrics.csv"]  # opened where they are: a link might lead out of the folder
+FILES = [
+    "config.yaml", "result.json", "model.safetensors", "model.pt", "outcome.safetensors", OWNER, "checkpoint.pt", "checkpoint.previous.pt",
+]  # replaced as a whole, also if they are links  # fmt: skip
 LOCK_WAIT_S = 1  # `in_use` holds the lock for a moment, which must not stop a run from starting
 
 
@@ -62,10 +63,13 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in (*APPENDED, *FILES):
+            if what := obstacle(self.path / name, links=name not in APPENDED):
+                raise UserError(f"{self.path / name} is {what}, and a run keeps a file there; remove it.")
         self._lock()
         try:
-            with suppress(OSError):  # the lock works without it
-                (self.path / OWNER).write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            with suppress(UserError):  # the lock works without it
+                self._write(OWNER, f"process {os.getpid()} on {socket.gethostname()}", durable=False)
         except BaseException:
             self._unlock()
             raise
@@ -99,23 +103,18 @@ class RunFolder:
         result = read_result(self.path)
         if self.cfg.force or not result or result.get("status") != "finished":
             return None
-        self._refuse_a_broken(result)
         return result
 
     def start(self, facts: dict[str, Any], resumed: bool) -> None:
         """From here on the folder belongs to this run: the files of an earlier attempt are removed, unless `resumed`."""
         self.facts, self.started = facts, True
         self._count_earlier_attempts()
-        old = (
-            ["result.json"]
-            if resumed
-            else ["result.json", "metrics.csv", "model.pt", "model.safetensors", "outcome.safetensors"]
-        )
+        self.write_result({"status": "running"})  # first: a run that is killed from here on is still known as this one
+        old = [] if resumed else ["metrics.csv", "model.pt", "model.safetensors", "outcome.safetensors"]
         for path in (*(self.path / name for name in old), *self.path.glob(TEMPORARY)):
             path.unlink(missing_ok=True)
         self._point_out_older_runs()
         self._write("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
-        self.write_result({"status": "running"})
 
     def add_epoch(self, row: dict[str, Any], last: bool) -> None:
         """One row of metrics.csv; lists (such as the share deferred to each expert) stay in result.json.
@@ -189,8 +188,8 @@ class RunFolder:
 
     def _owner(self) -> str:
         try:
-            return (self.path / OWNER).read_text() or "another process"
-        except OSError:
+            return read_text(self.path / OWNER) or "another process"
+        except (OSError, ValueError):
             return "another process"
 
     def _point_out_older_runs(self) -> None:
@@ -207,36 +206,19 @@ class RunFolder:
                 "`l2d report` shows it all the same."
             )
 
-    def _refuse_a_broken(self, result: dict[str, Any]) -> None:
-        """UserError unless what is read of a finished run is there; a person may have edited the file."""
-        metrics = result["metrics"] if isinstance(result.get("metrics"), dict) else {}
-        wrong = {
-            f"metrics.{key}": metrics.get(key) for key in HEADLINE if not isinstance(metrics.get(key), int | float)
-        }
-        if not isinstance(result.get("evaluated_with") or {}, dict):
-            wrong["evaluated_with"] = result["evaluated_with"]
-        for key, value in wrong.items():
-            raise UserError(
-                f"{self.path / 'result.json'} says finished, but its {key} is {json.dumps(value)}; force=true trains it again."
-            )
-
     def _refuse_another_run(self) -> None:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return
-        before = read_result(self.path) or {}
+        before = (read_result if self.cfg.get("force") else checked_result)(self.path) or {}
         if before and before.get("schema_version") != SCHEMA_VERSION:
             raise UserError(
                 f"{self.path} holds a run of another version of l2d, which cannot be continued; choose another folder, or leave "
                 "hydra.run.dir alone."
             )
-        try:
-            theirs = flatten(settings(DictConfig(OmegaConf.load(saved))))
-        except (YAMLError, OmegaConfBaseException, ValueError) as error:
-            raise UserError(f"{saved} cannot be read, so the run there is unknown; choose another folder.") from error
-        ours = flatten(settings(self.cfg))
+        theirs, ours = flatten(settings(checked_config(self.path))), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
-        if not different and before and before.get("fingerprint") != fingerprint(self.cfg):
+        if before and not different and before.get("fingerprint") != fingerprint(self.cfg):
             different = ["its data, its own code, or the run that it started from"]
         if different:
             raise UserError(
@@ -269,10 +251,11 @@ class ReadOnlyFolder(RunFolder):
 
 def in_use(folder: Path) -> bool:
     """Whether a living process holds the run in this folder."""
-    if not (folder / LOCK).exists():
+    lock = folder / LOCK
+    if not lock.exists() or obstacle(lock, links=False):
         return False
     try:
-        with FileLock(folder / LOCK).acquire(timeout=0):
+        with FileLock(lock).acquire(timeout=0):
             return False
     except Timeout:
         return True
@@ -293,7 +276,7 @@ def _seconds_taken(folder: Path, result: dict[str, Any]) -> float:
 
 def record_death(folder: Path, reason: str) -> None:
     """Record a run as failed whose process was killed, unless it had not begun or another process has the folder by now."""
-    if not (folder / LOCK).exists():
+    if not (folder / LOCK).exists() or obstacle(folder / LOCK, links=False):
         return
     with suppress(OSError, Timeout, UserError), FileLock(folder / LOCK).acquire(timeout=LOCK_WAIT_S):
         result = read_result(folder)
@@ -301,15 +284,6 @@ def record_death(folder: Path, reason: str) -> None:
             dead = {"status": "failed", "error": reason, "seconds": _seconds_taken(folder, result)}
             content = json.dumps(result | dead, indent=2) + "\n"
             atomic_write(folder / "result.json", lambda file: file.write(content.encode()))
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """A folder's result.json; None where there is none that can be read."""
-    try:
-        result = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) else None
 
 
 def headline(metrics: dict[str, Any]) -> str:
@@ -323,7 +297,7 @@ def sweep_progress() -> str:
     if found is None:
         return ""
     _, manifest = found
-    todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell["skipped"]]
+    todo = [Path(cell["folder"]) for cell in manifest["cells"] if not cell.get("skipped")]
     ended_now = sum(_ended_since(folder, manifest["started"]) for folder in todo)
     ended, total = len(manifest["cells"]) - len(todo) + ended_now, len(manifest["cells"])
     passed = max(0.0, time.time() - manifest["started"])  # the clock may have been set back
@@ -340,9 +314,9 @@ def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
         return None
     settings, found = HydraConfig.get(), []
     for path in Path(settings.runtime.cwd, settings.sweep.dir, MANIFESTS).glob("*.json"):
-        with suppress(OSError, ValueError):
-            manifest = json.loads(path.read_text())
-            if any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
+        with suppress(UserError):  # one that is damaged cannot be the one that this sweep just wrote
+            manifest = checked_manifest(path)
+            if manifest and any(cell["folder"] == settings.runtime.output_dir for cell in manifest["cells"]):
                 found.append((path, manifest))
     return max(found, key=lambda entry: entry[1]["started"], default=None)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from omegaconf import OmegaConf
 
+from l2d.atomic import atomic_write, read_text
 from l2d.errors import UserError, notify
 from l2d.identity import choices
 from l2d.tracking.run_folder import HEADLINE, environment, sweep_manifest
@@ -83,7 +84,7 @@ class WandbTracker:
             "project": self.project,
             "entity": self.entity,
             "name": name,
-            "id": known.read_text().strip() if known.exists() and not config["force"] else secrets.token_hex(4),
+            "id": read_text(known).strip() if known.exists() and not config["force"] else secrets.token_hex(4),
             "group": sweep[0].stem if sweep else None,
             "job_type": "train",
             "tags": [str(chosen[key]) for key in ("dataset", "experts", "loss")],
@@ -118,7 +119,7 @@ class WandbTracker:
         if why:
             notify(f"W&B is not available ({why}); this run is kept offline, upload it with: {self._sync()}")
         if self.mode != "disabled":
-            (self.folder / "wandb_id").write_text(self.run.id + "\n")
+            atomic_write(self.folder / "wandb_id", lambda file: file.write(f"{self.run.id}\n".encode()), durable=False)
         self.run.define_metric("*", step_metric="epoch")
 
     def _why_unavailable(self) -> str:
@@ -243,8 +244,7 @@ def _scalars(row: dict[str, Any]) -> dict[str, float]:
 
 def _best(metrics: Path) -> dict[str, float]:
     """The lowest system error of all epochs, including those before a restart. For display: nothing is selected by it."""
-    with open(metrics) as file:
-        rows = [row for row in csv.DictReader(file) if row.get("system_error")]
+    rows = [row for row in csv.DictReader(read_text(metrics).splitlines()) if row.get("system_error")]
     best = min(rows, key=lambda row: float(row["system_error"]))
     return {"best/system_error": float(best["system_error"]), "best/epoch": int(best["epoch"])}
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from l2d.atomic import atomic_write
+from l2d.atomic import atomic_write, read_bytes
 from l2d.errors import UserError, notify
 
 NAMES = ("checkpoint.pt", "checkpoint.previous.pt")
@@ -78,7 +78,7 @@ class Checkpoints:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The state in a checkpoint file of any setting; UserError if it is damaged. No code in it is run."""
     try:
-        content = memoryview(path.read_bytes())
+        content = memoryview(read_bytes(path))
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); resume takes auto, never or the path of a checkpoint."
