@@ -321,3 +321,13 @@ def test_links_of_imagenet_are_followed_where_allowed(tmp_path, moved):
     (tmp_path / "data/val/n02085620/1.JPEG").symlink_to(tmp_path / "gone.JPEG")
     with pytest.raises(UserError, match=r"1\.JPEG cannot be listed"):
         list_imagenet(str(tmp_path / "data"), None, str(tmp_path / "other"), follow_links=True)
+
+
+def test_a_config_from_before_follow_links_still_loads(tmp_path, composed):
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.fromarray(picture()).save(tmp_path / split / "cat/0.png")
+    cfg = composed("dataset=folder", f"dataset.root={tmp_path}", "dataset.feed=stream", "~dataset.follow_links")
+    assert len(load_dataset(cfg).train) == 1
+    with pytest.raises(UserError, match=r"dataset\.follow_links=3 must be true or false"):
+        load_dataset(composed("dataset=folder", f"dataset.root={tmp_path}", "dataset.follow_links=3"))

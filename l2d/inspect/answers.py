@@ -37,7 +37,7 @@ def show_accuracies(
             for s in labels
             for what, v, form in (("accuracy", accuracy[s], ".2f"), ("answers", counts[s], ",g"))
         ]
-        out.table([f"{len(answers)} {kind}s who answered", "min", "median", "max"], rows)
+        out.table([f"{len(answers)} {kind}s", "min", "median", "max"], rows)
     else:
         shown = [name for name in answers if name in published]
         rows = []
