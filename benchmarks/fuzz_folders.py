@@ -43,13 +43,8 @@ RUN_FILES = [
     "result.json", "result.json", "result.json", "config.yaml", "config.yaml", "metrics.csv", "model.safetensors", "outcome.safetensors",
     "checkpoint.pt", "checkpoint.previous.pt", ".lock", ".owner", "train.log", "evaluation.json",
 ]  # fmt: skip
-ROWS = [
-    ("a/1.png", "cat", "train", "cat", "dog"),
-    ("a/2.png", "dog", "train", "", "dog"),
-    ("a/3.png", "owl", "train", "owl", "cat"),
-    ("b/4.png", "dog", "test", "cat", "dog"),
-    ("b/5.png", "owl", "test", " ", "owl"),
-]
+KINDS = ["cat", "dog", "owl"]
+ROWS = [(f"a/{n}.png", KINDS[n % 3], "train" if n < 4 else "test", KINDS[n % 2], "") for n in range(7)]
 HEADER = ["path", "label", "split", "ada", "bob"]
 SMALL_IMAGES = [
     "dataset=folder",

@@ -20,7 +20,7 @@ GRID = [
 ]  # fmt: skip
 SECONDS = 300  # for a whole sweep
 GONE = 60  # seconds within which the processes of a stopped sweep must have ended
-TIMES = {"seconds", "peak_memory_mb", "images_per_second"}  # differ between two runs of the same setting
+TIMES = {"seconds", "attempts", "peak_memory_mb", "images_per_second"}  # differ between two runs of the same setting
 
 
 class Reference:

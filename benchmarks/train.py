@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from measure import Row, alternated, main, seconds
@@ -129,6 +130,38 @@ def share_of_bare(name: str, target: str, backbone: tuple, train_steps: int, tes
     return Row(name, [other / own for own, other in pairs], target, note)
 
 
+def share_of_bare_on_vectors(repeats: int) -> Row:
+    """The same for features: float16 vectors mapped from a file, against the loop on the same tensor."""
+    count, width, classes, experts, batch = 50_000, 768, 10, 3, 256
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, width), dtype=np.float32).astype(np.float16)  # [N, D]
+    y, answers = rng.integers(0, classes, count), rng.integers(0, classes, (count, experts))
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(f"{folder}/vectors.npz", x=x, y=y, answers=answers)
+        cfg = compose([
+            "dataset=features", f"dataset.path={folder}/vectors.npz", f"dataset.cache={folder}", f"experts.num={experts}",
+            f"trainer.batch_size={batch}", f"trainer.epochs={repeats + 2}", "logger._target_=__main__.HandOver",
+            f"output_dir={folder}", "verbose=false", "trainer.device=cpu",
+        ])  # fmt: skip
+        values, labels = torch.from_numpy(x[: len(x) * 4 // 5]), torch.from_numpy(y[: len(y) * 4 // 5])
+        model = build(cfg, "backbone", num_outputs=classes + experts, image_shape=(width,))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=5e-4, fused=True)
+
+        def bare() -> None:
+            for index in torch.randperm(len(values)).split(batch)[:-1]:
+                loss = F.cross_entropy(model(values[index].float()), labels[index])
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+
+        HandOver.other = bare
+        with redirect_stdout(io.StringIO()):
+            run(cfg)
+    pairs = HandOver.pairs[1:-1]
+    name = f"training on float16 vectors of {width}, mapped from a file / bare loop on the same tensor"
+    return Row(name, [other / own for own, other in pairs], ">= 0.85")
+
+
 def evaluation_share(repeats: int) -> Row:
     """Scores of a test set and all metrics of them, against the bare forward passes."""
     steps = 80
@@ -232,6 +265,7 @@ def measure(repeats: int) -> Iterator[Row]:
     yield share_of_bare("training, WRN-16-2 / bare loop", ">= 0.97", WRN, 8, 0, 3 * repeats)
     yield share_of_bare("training and evaluation every epoch, WRN-16-2 / bare loop", ">= 0.95", WRN, 8, 4, 3 * repeats)
     yield share_of_bare("training, MLP 3072-64, J=20 / bare loop", ">= 0.60", MLP, 390, 0, 2 * repeats)
+    yield share_of_bare_on_vectors(2 * repeats)
     yield evaluation_share(10 * repeats)
     yield underfitting_share(20 * repeats)
     yield checkpoint_share(repeats)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -77,9 +78,18 @@ def train(arguments: list[str] | None = None) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets exceptions through to here, instead of Hydra's shortened report
     warnings.filterwarnings("error", "provider=.* is not available", UserWarning)  # hydra.searchpath=[nowhere]
     register_resolvers()
-    with errors_as_sentences():
+    with errors_as_sentences(), together():
         register_plugins()
         job()
+
+
+def together() -> AbstractContextManager:
+    """Around a command that several processes run together (torchrun, srun): from its start on each notices the end of another."""
+    if os.environ.keys().isdisjoint(("RANK", "SLURM_PROCID")):
+        return nullcontext()
+    from l2d.place import Ranks
+
+    return Ranks().one_command()
 
 
 def options_first(words: list[str]) -> list[str]:

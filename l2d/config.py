@@ -13,7 +13,9 @@ from l2d.conf_files import config_dir as config_dir
 from l2d.errors import UserError, sentence
 
 # Keys that the framework reads itself; a target gets them only if it names them.
-OWN_KEYS = {"name", "resample", "schedule", "warmup_epochs", "metrics", "annotators"}
+OWN_KEYS = {
+    "name", "resample", "correlation", "answer_rate", "schedule", "warmup_epochs", "metrics", "annotators",
+}  # fmt: skip
 
 
 def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:

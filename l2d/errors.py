@@ -99,6 +99,8 @@ def sentence(error: BaseException) -> str:
         )
     lines = [line.strip() for line in message.splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(noise)) or " ".join(lines)
+    if "hydra/launcher/submitit_slurm" in text:
+        text += " It comes with the extra: pip install 'l2d[slurm]'"
     return visible(text.removeprefix("UserError raised while resolving interpolation: "))
 
 

@@ -123,7 +123,8 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     if "experts" in chosen and "num" in chosen["experts"]:
         chosen["experts"].num = run.config["experts"].get("num")  # the weights have this many columns
     defaults = {str(key): value for key, value in composed.items()}  # for settings that the run did not have yet
-    cfg = DictConfig(defaults | run.config | chosen)
+    trainer = {"trainer": {**composed.trainer, **run.config["trainer"]}}
+    cfg = DictConfig(defaults | run.config | trainer | chosen)
     if "pretrained" in cfg.backbone:
         cfg.backbone.pretrained = False  # nothing to download: the weights come from the file
     OmegaConf.set_struct(cfg, True)

@@ -22,8 +22,8 @@ FREE_GROUPS = {
     "hydra", "logger", "output_dir", "verbose", "force", "plan", "resume", "evaluation", "rule", "record", "record_mb",
 }  # fmt: skip
 FREE_KEYS = {
-    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs"},
-    "dataset": {"root", "path", "workers", "cache", "follow_links", "download", "verify"},
+    "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs", "rank_timeout_minutes"},
+    "dataset": {"root", "path", "human", "workers", "cache", "follow_links", "download", "verify"},
 }
 
 

@@ -44,11 +44,14 @@ class Trainer(Group):
     checkpoint_epochs: AtLeast0
     skip_nonfinite: AtLeast0
     sync_batchnorm: bool
+    rank_timeout_minutes: Annotated[float, Interval(gt=0, le=1e6)]
 
 
 class Experts(Group):
     num: AtLeast1 | None = None
     resample: Literal["once", "per_epoch"]
+    correlation: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    answer_rate: Annotated[float, Interval(gt=0, le=1)] = 1.0
 
 
 class Optim(Group):

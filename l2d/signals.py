@@ -7,6 +7,9 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from l2d.errors import UserError, sentence
+from l2d.slurm import requeue_if_preempted
+
 _NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # Windows has the first two
 SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
@@ -52,14 +55,25 @@ class StopSignal:
 
     def leave(self) -> None:
         """End the run: by the handler that was installed before, if there is one, else with the conventional exit code."""
+        if self.received == signal.SIGTERM:
+            requeue_if_preempted()
         self.__exit__(None, None, None)
         before = self.before.get(self.received)
         if callable(before) and before is not signal.default_int_handler:
-            os.kill(os.getpid(), self.received)
+            try:
+                os.kill(os.getpid(), self.received)
+            except Exception as error:
+                if self.received not in (
+                    signal.SIGTERM,
+                    signal.SIGINT,
+                ):  # a cluster's launcher does not queue the job again
+                    reason = f"{sentence(error).rstrip('.')} (hydra.launcher.max_num_timeout)"
+                    raise UserError(f"{reason}; the same command continues the run.") from error
+                raise
         raise Interrupted(self.received)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.received = signum
+        self.received = self.received or signum  # the first is the reason: at a time-out SIGTERM may follow SIGUSR2
         if not self.patient:
             if not isinstance(getattr(self.before[signum], "__self__", None), StopSignal):  # else that one says it
                 sys.stderr.write("l2d: Stopped before the first step; there is nothing to keep.\n")

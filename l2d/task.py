@@ -13,7 +13,7 @@ from l2d.config import build
 from l2d.data import MISSING, Dataset, Preprocessing, Split
 from l2d.data.load import load_dataset
 from l2d.errors import UserError, notify
-from l2d.experts import ExpertPanel, make_panel
+from l2d.experts import Drawing, ExpertPanel, make_panel
 
 FEW_ANSWERS = 30  # in the training split: notify about experts with fewer
 
@@ -88,12 +88,14 @@ class Task:
 
     @cached_property
     def truth(self) -> Truth | None:
-        """The truth on the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated experts."""
+        """The truth on the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated
+        experts, and 0 where expert j does not answer, so that it is no use to ask."""
         pixels = getattr(self.test.inputs, "pixels", None)
         if self.dataset.posterior is None or self.panel.matrix is None or pixels is None:
             return None
         eta = self.dataset.posterior(pixels)  # [N, K]
-        return Truth(eta, eta @ torch.from_numpy(self.panel.matrix).T.to(eta))
+        accuracy = eta @ torch.from_numpy(self.panel.matrix).T.to(eta)  # [N, J]
+        return Truth(eta, accuracy.masked_fill(self.test.answers == MISSING, 0))
 
     def experts(self) -> list[dict[str, Any]]:
         """Each expert's name, its accuracy over the answers it gave and the share of samples it answered, on both splits."""
@@ -116,7 +118,8 @@ def load_task(cfg: DictConfig) -> Task:
 def make_task(cfg: DictConfig, dataset: Dataset) -> Task:
     """Let the experts of a config answer the samples of a dataset."""
     offered = {"dataset": dataset, "num_classes": dataset.num_classes, "groups": dataset.groups, "seed": cfg.seed}
-    panel = make_panel(build(cfg, "experts", **offered), dataset, cfg.experts.resample, cfg.seed)
+    own = {key: cfg.experts[key] for key in ("resample", "correlation", "answer_rate") if key in cfg.experts}
+    panel = make_panel(build(cfg, "experts", **offered), dataset, Drawing(cfg.seed, **own))
     labels = dataset.train.labels
     redraw = (lambda epoch: panel.answers("train", labels, epoch)) if panel.redraws else None
     train = Split(dataset.train.inputs, labels, panel.answers("train", labels), redraw)

@@ -31,7 +31,7 @@ from l2d.training.state import TrainingState
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Train and evaluate what `cfg` describes, unless that was done before; return the metrics on the test set."""
     ranks = Ranks()
-    with StopSignal() as stop:
+    with StopSignal() as stop, ranks.one_run():
         with (RunFolder if ranks.first else ReadOnlyFolder)(run_folder(cfg), cfg) as folder:
             result = folder.finished()
             display = ProgressReporter(cfg.verbose)
@@ -75,6 +75,7 @@ def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop:
             tracker.log(row)
         reporter.stop()
         evaluated = evaluator.evaluated
+        ranks.part()
         if ranks.first:
             evaluated.result["kept"] = keep(folder.path, system, evaluated.outcomes, task.ids(), cfg)
             folder.write_weights(system.state_dict(), weight_facts(facts))

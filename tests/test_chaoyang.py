@@ -8,32 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from releases import SLIDES as NAMES
+from releases import write_chaoyang as write_release
 
 from l2d.config import build
 from l2d.errors import UserError
-
-NAMES = {
-    "train": [f"train/353042_4-IMG005x{n:03d}-1.JPG" for n in range(12)],
-    "test": [f"test/539801_2-IMG017x{n:03d}-0.JPG" for n in range(6)],
-}
-
-
-def write_release(root, train_json="train.json", edit=None):
-    """12 + 6 JPEGs and the two lists; A errs on every fourth image, B on every third; `edit(lists)` may spoil them."""
-    lists = {}
-    for split, names in NAMES.items():
-        (root / split).mkdir(parents=True)
-        lists[split] = [
-            {"name": name, "label": n % 4, "label_A": (n + (n % 4 == 1)) % 4, "label_B": (n - (n % 3 == 0)) % 4}
-            | {"label_C": n % 4}
-            for n, name in enumerate(names)
-        ]
-        for n, name in enumerate(names):
-            Image.new("RGB", (48, 40), (10 * n, 100, 200)).save(root / name, quality=95, format="JPEG")
-    if edit:
-        edit(lists)
-    (root / train_json).write_text(json.dumps(lists["train"]))
-    (root / "test.json").write_text(json.dumps(lists["test"]))
 
 
 @pytest.fixture
@@ -68,6 +47,88 @@ def test_the_splits_are_those_of_the_files(load, tmp_path):
     write_release(tmp_path / "data", edit=lambda lists: lists["train"].append(lists["test"].pop()))
     dataset = load()
     assert (len(dataset.train), len(dataset.test)) == (13, 5)
+
+
+def write_lecodu(root):
+    """The release, with two images of the official training split in the test list of setting/."""
+    write_release(root)
+    lists = {split: json.loads((root / f"{split}.json").read_text()) for split in ("train", "test")}
+    lists["test"] += [lists["train"].pop(), lists["train"].pop()]
+    (root / "setting").mkdir()
+    for split, rows in lists.items():
+        (root / f"setting/{split}.json").write_text(json.dumps(rows))
+    return lists
+
+
+def write_pl2d(root, edit=None):
+    """The same images and answers, in a list per annotator; those of missing rate 0.3 have 8 of 10 training images."""
+    lists = write_lecodu(root)
+    files = {
+        f"{prefix}{split}": [{"file": row["name"], "label": row[key]} for row in rows]
+        for split, rows in lists.items()
+        for prefix, key in {"": "label", "label_A_": "label_A", "label_B_": "label_B", "label_C_": "label_C"}.items()
+    }
+    files |= {"label_A_train_0.3": files["label_A_train"][::-1][2:], "label_B_train_0.3": files["label_B_train"][2:]}
+    if edit:
+        edit(files)
+    (root / "annotations_3").mkdir()
+    for name, rows in files.items():
+        (root / f"annotations_3/{name}.json").write_text(json.dumps(rows))
+
+
+@pytest.mark.parametrize("split", ["lecodu", "pl2d"])
+def test_other_published_splits(load, tmp_path, split):
+    {"lecodu": write_lecodu, "pl2d": write_pl2d}[split](tmp_path / "data")
+    assert (len(load().train), len(load().test)) == (12, 6)
+    dataset = load(f"dataset.split={split}")
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert dataset.test.labels.tolist() == [0, 1, 2, 3, 0, 1, 3, 2]
+    assert list(dataset.annotators) == ["label_A", "label_B"]
+    assert dataset.annotators["label_A"]["train"].tolist() == [0, 2, 2, 3, 0, 2, 2, 3, 0, 2]
+    assert dataset.annotators["label_A"]["test"].tolist() == [0, 2, 2, 3, 0, 2, 3, 2]
+    assert dataset.annotators["label_B"]["test"].tolist() == [3, 1, 2, 2, 0, 1, 3, 2]
+    assert dataset.test.inputs.ids()[-1] == NAMES["train"][10]
+
+
+def test_lists_with_answers_missing(load, tmp_path):
+    write_pl2d(tmp_path / "data", lambda files: files["label_B_test"][0].update(label=None))
+    dataset = load("dataset.split=pl2d_0.3")
+    assert dataset.annotators["label_A"]["train"].tolist() == [0, 2, 2, 3, 0, 2, 2, 3, -1, -1]
+    assert dataset.annotators["label_B"]["train"].tolist() == [-1, -1, 2, 2, 0, 1, 1, 3, 0, 0]
+    assert dataset.annotators["label_A"]["test"].tolist() == [0, 2, 2, 3, 0, 2, 3, 2]
+    assert dataset.annotators["label_B"]["test"].tolist() == [-1, 1, 2, 2, 0, 1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda files: files.pop("label_B_train"), "label_B_train.json cannot be read"),
+        (lambda files: files["label_A_test"].append(files["train"][0]), "label_A_test.json lists train/353042_4-IMG005x000"),
+        (lambda files: files["label_A_test"].append(files["test"][0]), "label_A_test.json has two answers to test/"),
+        (lambda files: files["label_A_train"][0].update(label=4), "label_A_train.json, .*'4' is not a class"),
+        (lambda files: files["train"][0].update(label=None), "train.json, .*'None' is not a class"),
+        (lambda files: files["train"][0].pop("file"), "train.json, record 1, has no file"),
+        (lambda files: files["train"][0].update(file=["a"]), "not in|not the path"),
+    ],
+)  # fmt: skip
+def test_lists_of_annotators_that_do_not_fit_are_refused(load, tmp_path, edit, sentence):
+    write_pl2d(tmp_path / "data", edit)
+    with pytest.raises(UserError, match=sentence):
+        load("dataset.split=pl2d")
+
+
+def test_a_split_whose_files_are_absent_or_unknown(load, tmp_path):
+    write_release(tmp_path / "data")
+    with pytest.raises(
+        UserError, match=r"annotations_3/train\.json does not exist.*dataset\.split=pl2d .*dataset\.train_json"
+    ):
+        load("dataset.split=pl2d")
+    with pytest.raises(UserError, match=r"^dataset\.split=mine .*official"):
+        load("dataset.split=mine")
+    write_pl2d(tmp_path / "other")
+    (tmp_path / "other/annotations_3").rename(tmp_path / "data/pl2d")
+    dataset = load("dataset.split=pl2d", "dataset.train_json=pl2d/train.json", "dataset.test_json=pl2d/test.json")
+    assert (len(dataset.train), len(dataset.test)) == (10, 8)
 
 
 def test_an_expert_who_is_always_right_on_the_test_split_is_reported(load, tmp_path, caplog):

@@ -9,28 +9,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from releases import COARSE, FINE
+from releases import cifar100_parts as contents
+from releases import write_cifar100 as write
 
 from l2d.data import cifar100 as read_cifar100
-from l2d.data.cifar100 import MD5
+from l2d.data.cifar import CIFAR100
 from l2d.errors import UserError
 
-# The distributed names, and the superclass of every fine label.
-FINE = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree
-wolf woman worm"""
-COARSE = """aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
-household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes
-large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1
-vehicles_2"""
-SUPERCLASS = [
-    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12,
-    14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1,
-    9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
-]  # fmt: skip
 ANIMALS = [  # worked by hand: superclass by superclass, then by label
     *(4, 30, 55, 72, 95),  # beaver dolphin otter seal whale
     *(1, 32, 67, 73, 91),  # aquarium_fish flatfish ray shark trout
@@ -43,33 +29,6 @@ ANIMALS = [  # worked by hand: superclass by superclass, then by label
     *(27, 29, 44, 78, 93),  # crocodile dinosaur lizard snake turtle
     *(36, 50, 65, 74, 80),  # hamster mouse rabbit shrew squirrel
 ]
-
-
-def contents(images_per_class: int = 2) -> dict[str, dict]:
-    """The three files' dictionaries, small: every class is there."""
-    rng = np.random.default_rng(0)
-
-    def part(name: str, each: int) -> dict:
-        labels = [int(k) for k in rng.permutation(np.repeat(np.arange(100), each))]
-        return {
-            b"filenames": [f"{name}_{i}.png".encode() for i in range(len(labels))],
-            b"batch_label": name.encode(),
-            b"fine_labels": labels,
-            b"coarse_labels": [SUPERCLASS[k] for k in labels],
-            b"data": rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8),
-        }
-
-    meta = {
-        b"fine_label_names": [n.encode() for n in FINE.split()],
-        b"coarse_label_names": [n.encode() for n in COARSE.split()],
-    }
-    return {"train": part("train", images_per_class), "test": part("test", 1), "meta": meta}
-
-
-def write(root, parts: dict[str, dict], protocol: int = 2) -> None:
-    (root / "cifar-100-python").mkdir(exist_ok=True)
-    for name, part in parts.items():
-        (root / "cifar-100-python" / name).write_bytes(pickle.dumps(part, protocol))
 
 
 def load(root, download=False, verify=False):
@@ -102,11 +61,11 @@ def test_the_groups_are_every_superclass_and_the_fifty_biological_classes(tmp_pa
 
 def test_a_file_with_another_checksum_is_refused_and_one_with_the_right_checksum_is_not(tmp_path, monkeypatch):
     write(tmp_path, contents())
-    with pytest.raises(UserError, match=r"train is not the file that CIFAR-100 distributes.*dataset\.verify=false"):
+    with pytest.raises(UserError, match=r"is not the file that CIFAR-100 distributes.*dataset\.verify=false"):
         load(tmp_path, verify=True)
-    for part in MD5:
+    for part in CIFAR100.md5:
         content = (tmp_path / "cifar-100-python" / part).read_bytes()
-        monkeypatch.setitem(MD5, part, hashlib.md5(content).hexdigest())
+        monkeypatch.setitem(CIFAR100.md5, part, hashlib.md5(content).hexdigest())
     assert len(load(tmp_path, verify=True).train) == 200
 
 
@@ -173,7 +132,7 @@ def test_missing_and_truncated_files_end_in_a_sentence(tmp_path):
         with pytest.raises(UserError, match="meta is not CIFAR-100's"):
             load(tmp_path)
     meta.unlink()
-    with pytest.raises(UserError, match=r"meta cannot be read .*train, test and meta"):
+    with pytest.raises(UserError, match=r"meta cannot be read .*dataset\.root"):
         load(tmp_path)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from l2d.config import bind, build, check, config_dir
 from l2d.errors import UserError
-from l2d.experts import make_panel
+from l2d.experts import Drawing, make_panel
 from l2d.identity import choices, fingerprint, run_name, settings
 from l2d.settings import Settings, Trainer, validate, yaml_hint
 
@@ -31,7 +31,11 @@ OPTIONS = [(group, option) for group in GROUPS for option in options(group)]
 
 # What the datasets that live in files are like: number of classes, size of their class group, annotators.
 IN_FILES = {
+    "cifar10": (10, {"animal": 6}, 0),
+    "cifar10n": (10, {"animal": 6}, 5),
+    "cifar10h": (10, {"animal": 6}, 3),
     "cifar100": (100, {"animal": 50}, 0),
+    "cifar100n": (100, {"animal": 50}, 1),
     "imagenet": (1000, {"dog": 120}, 0),
     "micebone": (3, {}, 8),
     "chaoyang": (4, {}, 3),
@@ -52,6 +56,7 @@ FREE = {  # choices that leave a result as it is
     "evaluation": {"_target_": "my.evaluation", "bins": 20},
     "trainer.checkpoint_minutes": 1,
     "trainer.checkpoint_epochs": 3,
+    "trainer.rank_timeout_minutes": 5,
 }
 
 
@@ -174,8 +179,11 @@ def test_every_pair_of_dataset_and_experts_works_or_is_refused(composed, dataset
     offered = {"dataset": data, "num_classes": data.num_classes, "groups": data.groups, "seed": 0}
     group = NEEDS.get(experts.partition("_")[0])
     fits = group in data.groups if group else bool(data.annotators)  # the others are people
-    if fits:
-        panel = make_panel(build(cfg, "experts", **offered), data, cfg.experts.resample, 0)
+    if fits and "overlap" in cfg.experts and cfg.experts.overlap + cfg.experts.num > len(data.groups[group]):
+        with pytest.raises(UserError, match=r"experts\.overlap"):  # CIFAR-10 has six animals
+            build(cfg, "experts", **offered)
+    elif fits:
+        panel = make_panel(build(cfg, "experts", **offered), data, Drawing())
         table = panel.answers("train", data.train.labels)
         assert panel.num == cfg.experts.num
         assert table.shape == (len(data.train), cfg.experts.num)

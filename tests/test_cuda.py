@@ -1,23 +1,37 @@
-"""The path of a batch on a CUDA device that is not there: fake tensors know their device, and refuse to mix two.
+"""What a run does on a CUDA device that is not there.
 
-They hold no numbers, so this shows that nothing is left on the CPU, not what is computed.
+Fake tensors know their device, and refuse to mix two. They hold no numbers, so they show that nothing is left on the CPU, not
+what is computed. Calls of torch.cuda are recorded, to see that they come in the right order. docs/cuda.md has the whole list.
 """
 
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_check
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
+from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l2d.data import Batch, Images, Loader, Preprocessing, Split
+from l2d.data import Batch, ImageFiles, Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS, _crops
 from l2d.decisions import decide
+from l2d.errors import UserError
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
-from l2d.place import Place
+from l2d.place import Place, Ranks
+from l2d.place.memory import available_memory
+from l2d.place.place import WORKSPACE
+from l2d.place.ranks import refuse_shared_gpus
 from l2d.signals import StopSignal
 from l2d.systems import ScoreSystem
 from l2d.training.checkpoint import Checkpoints
@@ -220,3 +234,259 @@ def test_reading_a_tensor_on_the_host_is_detected(ask):
     with Fetching(SimpleNamespace(step=7)) as fetching:
         ask(asked)
     assert set(fetching.steps) == {7}
+
+
+# Starting CUDA
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine with two GPUs, as far as torch.cuda says; `calls` are those that start or ask CUDA, in their order."""
+    machine = SimpleNamespace(calls=[], started=False, capability=(8, 0))
+
+    def call(name: str, result=None):
+        def made(*arguments):
+            machine.started = True
+            machine.calls.append((name, *map(str, arguments), os.environ.get(WORKSPACE)))
+            return result() if callable(result) else result
+
+        return made
+
+    for name, function in {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "is_initialized": lambda: machine.started,
+        "set_device": call("set_device"),
+        "get_device_capability": call("capability", lambda: machine.capability),
+        "mem_get_info": call("memory", (1000, 2000)),
+        "manual_seed_all": lambda seed: None,
+        "reset_peak_memory_stats": call("peak"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != WORKSPACE})
+    yield machine
+    torch.use_deterministic_algorithms(False)
+
+
+def trainer(**changed):
+    return OmegaConf.create(
+        {"device": "cuda:1", "precision": "auto", "deterministic": False, "rank_timeout_minutes": 1} | changed
+    )
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_device_is_chosen_before_anything_is_allocated_and_cublas_can_be_repeatable(gpus, deterministic):
+    """A later cell of the same process may be deterministic, and cuBLAS reads its workspace once."""
+    place = Place.open(trainer(deterministic=deterministic), 0, Ranks.alone())
+    assert (str(place.device), place.precision) == ("cuda:1", "bf16")
+    assert gpus.calls[0] == ("set_device", "cuda:1", ":4096:8")
+
+
+@pytest.mark.parametrize("own", [":4096:8", ":16:8"])
+def test_a_workspace_that_is_repeatable_is_left_as_it_is(gpus, own):
+    os.environ[WORKSPACE] = own
+    Place.open(trainer(deterministic=True), 0, Ranks.alone())
+    assert {call[-1] for call in gpus.calls} == {own}
+
+
+@pytest.mark.parametrize("own", [":0:0", None])
+def test_a_workspace_that_is_not_repeatable_is_refused_for_a_deterministic_run(gpus, own):
+    """None: another part of the process started CUDA before."""
+    if own:
+        os.environ[WORKSPACE] = own
+    else:
+        gpus.started = True
+    Place.open(trainer(), 0, Ranks.alone())
+    with pytest.raises(UserError, match=rf"trainer\.deterministic=true.*{WORKSPACE}.*{own or 'not set'}"):
+        Place.open(trainer(deterministic=True), 0, Ranks.alone())
+    assert os.environ.get(WORKSPACE) == own
+
+
+def test_bf16_is_the_default_only_where_it_is_built_in(gpus):
+    gpus.capability = (7, 5)
+    assert Place.choose("auto", "auto", Ranks.alone()).precision == "float32"
+    assert Place.choose("auto", "bf16", Ranks.alone()).precision == "bf16"
+
+
+def test_free_memory_is_that_of_the_runs_own_gpu_and_asking_starts_no_cuda(gpus):
+    assert available_memory() > 1000
+    Place.choose("cpu", "auto", Ranks.alone())
+    assert available_memory() > 1000 and gpus.calls == []
+    Place.choose("cuda:1", "auto", Ranks.alone())
+    assert available_memory() == 1000 and gpus.calls[0][:2] == ("set_device", "cuda:1")
+
+
+def test_two_ranks_on_one_gpu_are_refused():
+    refuse_shared_gpus(["GPU-a", "GPU-b"])
+    with pytest.raises(UserError, match="Processes 0 and 2 of 3"):
+        refuse_shared_gpus(["GPU-a", "GPU-b", "GPU-a"])
+
+
+# Streams, workers, NCCL, GradScaler
+
+
+@pytest.fixture
+def image_files(tmp_path):
+    """A split of 12 files, of which each has another colour."""
+    for k in range(12):
+        Image.fromarray(np.full((10, 10, 3), 20 * k, dtype=np.uint8)).save(tmp_path / f"{k}.png")
+    preprocessing = Preprocessing((3, 8, 8), (0.5,) * 3, (0.5,) * 3, 8, "random_resized_crop_flip")
+
+    def split(workers: int = 0) -> Split:
+        files = ImageFiles(tmp_path, [f"{k}.png" for k in range(12)], preprocessing, workers)
+        return Split(files, torch.arange(12), torch.zeros(12, J, dtype=torch.int8))
+
+    return split
+
+
+class Streams:
+    """Stands in for the two streams of a GPU: notes who starts, finishes, waits and claims memory."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.copied = [], 0
+        monkeypatch.setattr(torch.cuda, "stream", self.entered)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.log.append("claimed"))
+
+    @contextmanager
+    def entered(self, stream):
+        yield
+
+    def record_event(self):
+        self.copied += 1
+        self.log.append(f"copy {self.copied} started")
+        return self.copied
+
+    def wait_event(self, event):
+        self.log.append(f"waited for copy {event}")
+
+
+def test_a_batch_waits_for_its_own_copy_while_the_next_one_is_under_way(image_files, monkeypatch):
+    loader = Loader(image_files(), Place(), 4, train=True)
+    streams = loader.feed.copies = Streams(monkeypatch)
+    for number, _ in enumerate(loader.epoch(), 1):
+        streams.log.append(f"step {number}")
+    claimed = ["claimed", "claimed"]  # images and indices, both allocated on the stream of copies
+    assert streams.log == [
+        *("copy 1 started", "copy 2 started", "waited for copy 1", *claimed, "step 1"),
+        *("copy 3 started", "waited for copy 2", *claimed, "step 2"),
+        *("waited for copy 3", *claimed, "step 3"),
+    ]
+
+
+@pytest.mark.slow
+def test_workers_are_not_forked_from_a_process_that_has_started_cuda(image_files, monkeypatch):
+    alone = list(Loader(image_files(), Place(), 4, train=True).epoch(1))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    loader = Loader(image_files(workers=1), Place(), 4, train=True)
+    batches = list(loader.epoch(1))
+    assert loader.feed.loader.multiprocessing_context.get_start_method() == "forkserver"
+    assert all(torch.equal(a, b) for x, y in zip(alone, batches, strict=True) for a, b in zip(x, y, strict=True))
+
+
+NCCL_TYPES = {
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int64, torch.float32])
+def test_what_ranks_exchange_is_of_types_that_nccl_knows_and_contiguous(monkeypatch, dtype):
+    """Labels, answers (int8, or int16 for many classes), indices and outputs; the other rank sends the same."""
+    sent = []
+
+    def all_gather(parts, own):
+        sent.append((own.dtype, own.is_contiguous()))
+        for part in parts:
+            part.copy_(own)
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    ranks = Ranks({"RANK": "0", "WORLD_SIZE": "2"})
+    part = torch.arange(6).reshape(2, 3).T.to(dtype)  # [3, 2], not contiguous
+    assert torch.equal(ranks.gather(part), part.repeat_interleave(2, dim=0))
+    assert {dtype for dtype, _ in sent} <= NCCL_TYPES and all(contiguous for _, contiguous in sent)
+
+
+def test_gradients_are_clipped_after_they_are_unscaled(composed, tmp_path, monkeypatch):
+    norms = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def recorded(parameters, limit):
+        norms.append(clip(list(parameters), limit).item())
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", recorded)
+    monkeypatch.setattr(Place, "autocast", lambda place: nullcontext())  # float32, so that the norms can be compared
+    for scale in (1.0, 1024.0):
+        torch.manual_seed(0)
+        cfg = composed("trainer.epochs=1", "trainer.clip_grad=0.1")
+        loader = Loader(images_and_answers(8), Place(precision="fp16"), 4, train=True)
+        system = ScoreSystem(lambda outputs: MLP(outputs, (3, 8, 8), 8, 1), DeferralLoss("picce", "ce", K), K, J)
+        state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
+        state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        next(fit(state, loader, lambda *step: None))
+    assert norms[:2] == pytest.approx(norms[2:], rel=1e-5) and min(norms) > 0.1
+
+
+# The operations for which torch.use_deterministic_algorithms says that they raise on CUDA.
+UNREPEATABLE = {
+    "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d", "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "nll_loss2d_forward", "_ctc_loss_backward", "put_", "histc",
+    "bincount", "median", "nanmedian", "grid_sampler_2d_backward", "grid_sampler_3d_backward", "scatter_reduce",
+    "_embedding_bag_dense_backward",
+}  # fmt: skip
+
+
+class Operations(TorchDispatchMode):
+    """Collects the names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["wrn28", "resnet18", "mobilenetv2_100"])
+def test_no_operation_of_a_training_step_is_one_that_a_deterministic_run_refuses(backbone):
+    options = {"depth": 10, "width": 1} if backbone == "wrn28" else {}
+    model = timm_model(backbone, K + J, (3, 32, 32), False, **options)
+    with Operations() as operations:
+        for name in (name for name, function in AUGMENTATIONS.items() if function):
+            images = AUGMENTATIONS[name](torch.zeros(B, 3, 36, 36, dtype=torch.uint8), (32, 32), torch.Generator())
+            for formulation in FORMULATIONS:
+                for base in BASES:
+                    labels, answers = torch.arange(B) % K, torch.zeros(B, J, dtype=torch.int8)
+                    DeferralLoss(formulation, base, K)(model(images.float()), labels, answers).backward()
+    assert "convolution_backward" in operations.names
+    assert operations.names & UNREPEATABLE == set()
+
+
+# scripts/gpu_check
+
+
+@pytest.mark.slow
+def test_the_check_for_gpus_runs_on_the_cpu_and_prints_a_table():
+    script = Path(gpu_check.__file__)
+    words = [sys.executable, str(script), "--device", "cpu", "--only"]
+    here = script.parents[1]
+    done = subprocess.run([*words, "chaoyang"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| dataset chaoyang, streamed | passed |" in done.stdout and "CPU in place of a GPU" in done.stdout
+    assert subprocess.run([*words, "nothing"], cwd=here, capture_output=True).returncode == 2
+
+
+@pytest.mark.slow
+def test_a_check_that_fails_says_why(tmp_path):
+    with pytest.raises(gpu_check.Failed, match=r"exit code 2: l2d: experts\.num=0 "):
+        gpu_check.Bench("cpu", tmp_path).train("experts.num=0")

@@ -11,6 +11,7 @@ import torch
 from l2d.config import build, check
 from l2d.errors import UserError
 from l2d.experts import (
+    Drawing,
     ExpertPanel,
     accuracy_matrix,
     disjoint_domains,
@@ -202,7 +203,7 @@ def agreement(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.fixture
 def panel(tiny_dataset):
     def make(resample: str, seed: int = 0) -> ExpertPanel:
-        return make_panel(np.full((2, 10), 0.5), tiny_dataset(10), resample, seed)
+        return make_panel(np.full((2, 10), 0.5), tiny_dataset(10), Drawing(seed, resample))
 
     return make
 
@@ -233,7 +234,7 @@ def test_a_matrix_that_does_not_fit_is_refused(tiny_dataset):
     dataset = tiny_dataset(4)
     for wrong in (np.full((2, 5), 0.5), np.full(4, 0.5), np.full((2, 4), 1.5), np.full((2, 4), np.nan)):
         with pytest.raises(UserError, match="4 classes"):
-            make_panel(wrong, dataset, "once", 0)
+            make_panel(wrong, dataset, Drawing())
 
 
 def test_answers_are_drawn_once_or_per_epoch_and_nothing_else(composed):
@@ -243,7 +244,7 @@ def test_answers_are_drawn_once_or_per_epoch_and_nothing_else(composed):
 
 def test_human_experts_are_the_first_annotators(tiny_dataset):
     dataset = tiny_dataset(4, annotators=3)
-    experts = make_panel(human(dataset, 2, None), dataset, "once", 0)
+    experts = make_panel(human(dataset, 2, None), dataset, Drawing())
     assert experts.names == ["annotator_0", "annotator_1"]
     assert experts.num == 2
     for split in ("train", "test"):

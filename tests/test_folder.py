@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from releases import write_tree
 
 from l2d.config import build
 from l2d.data import ImageFiles, Loader
@@ -36,14 +37,6 @@ def write_images(root):
 def write_csv(root, rows=ROWS, header=HEADER):
     write_images(root)
     (root / "labels.csv").write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]) + "\n")
-
-
-def write_tree(root, classes=("cat", "dog"), train=4, test=2):
-    for split, count in (("train", train), ("test", test)):
-        for k, name in enumerate(classes):
-            (root / split / name).mkdir(parents=True)
-            for n in range(count):
-                Image.new("RGB", (40, 40), (100 * k, 20 * n, 0)).save(root / split / name / f"{n}.png")
 
 
 @pytest.fixture

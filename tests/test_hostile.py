@@ -48,14 +48,11 @@ def no_command_hangs():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A finished run: its folder."""
-    before, argv = Path.cwd(), sys.argv
-    os.chdir(tmp_path_factory.mktemp("trained"))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        patch.setattr(sys, "argv", ["l2d"])
         cli.main(["train", *TINY])
         return Path("run").absolute()
-    finally:
-        os.chdir(before)
-        sys.argv = argv
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import test_chaoyang
+import test_cifar10
 import test_cifar100
 import test_folder
 import test_imagenet
@@ -147,6 +148,11 @@ KINDS = {
             "pixel": repainted(test_chaoyang.NAMES["train"][5]),
         },
     ),
+    "pl2d": Kind(
+        test_chaoyang.write_pl2d,
+        ("dataset=chaoyang", "dataset.split=pl2d"),
+        {"answer": text("annotations_3/label_B_test.json", '"label": 3', '"label": 0')},
+    ),
     "imagenet": Kind(
         test_imagenet.write_release,
         ("dataset=imagenet_dogs",),
@@ -163,6 +169,22 @@ KINDS = {
             "label": pickled("train", b"fine_labels", lambda labels: [(labels[0] + 1) % 100, *labels[1:]]),
             "class": pickled("meta", b"fine_label_names", lambda names: [b"pear_tree", *names[1:]]),
             "image": pickled("test", b"data", lambda pixels: pixels ^ np.uint8(1)),
+        },
+    ),
+    "cifar10n": Kind(
+        test_cifar10.cifar10n,
+        ("dataset=cifar10n",),
+        {
+            "answer": lambda root: test_cifar10.cifar10n(root, edit=lambda human: human["random_label2"].put(3, 0)),
+            "image": repainted("cifar-10-batches-py/data_batch_4"),
+        },
+    ),
+    "cifar10h": Kind(
+        test_cifar10.cifar10h,
+        ("dataset=cifar10h",),
+        {
+            "answer": lambda root: test_cifar10.cifar10h(root, edit=lambda votes: votes + 1),
+            "image": repainted("cifar-10-batches-py/test_batch"),
         },
     ),
 }

@@ -4,35 +4,16 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from PIL import Image
+from releases import WNIDS, picture
+from releases import write_imagenet as write_release
 from timm.data import ImageNetInfo
 
 import l2d.data.imagenet as module
 from l2d.config import build
 from l2d.data.imagenet import DOGS
 from l2d.errors import UserError
-
-WNIDS = ["n01440764", "n02085620", "n02099712", "n02116738", "n15075141"]  # a tench, three dogs, toilet paper
-
-
-def picture(path, k: int) -> None:
-    """Every fourth is a PNG behind its name, grey, CMYK, an ordinary JPEG."""
-    image = Image.fromarray(np.random.default_rng(k).integers(0, 256, (40, 50 + k, 3), dtype=np.uint8))
-    mode, format = (("RGB", "PNG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "JPEG"))[k % 4]
-    image.convert(mode).save(path, format=format)
-
-
-def write_release(root) -> None:
-    for split, count in (("train", 4), ("val", 2)):
-        for wnid in WNIDS:
-            folder = root / split / wnid
-            folder.mkdir(parents=True)
-            for k in range(count):
-                picture(folder / f"{wnid}_{k}.JPEG", k)
-            os.utime(folder, (1e9, 1e9))  # changed long ago
 
 
 @pytest.fixture

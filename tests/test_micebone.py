@@ -8,51 +8,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from releases import ANNOTATOR_ORDER as ORDER
+from releases import ANNOTATORS as FULL
+from releases import ANSWERS_BY_HAND as BY_HAND
+from releases import ORIENTATIONS as CLASSES
+from releases import write_micebone as write_release
 
 from l2d.config import build
 from l2d.errors import UserError
-
-FULL = [533, 966, 47, 290, 534, 745, 581, 580]  # not in the paper's order, as in the release
-ORDER = ["047", "290", "533", "534", "580", "581", "966", "745"]
-CLASSES = ["g", "ug", "nr"]
-# The eight answers in ORDER for the first image of every fold, and the label they make, by hand.
-BY_HAND = {
-    1: ("g g g g ug ug ug ug", "g"),  # tie: g before ug
-    2: ("nr nr nr nr ug ug ug ug", "ug"),  # tie: ug before nr
-    3: ("nr nr nr g g g ug ug", "g"),  # tie: g before nr
-    4: ("nr nr nr nr nr ug ug g", "nr"),
-    5: ("ug nr ug nr ug nr g g", "ug"),  # three each of ug and nr
-}
-
-
-def write_release(root, per_fold=4, edit=None):
-    """Images and annotations.json of 8 full and 3 partial annotators; `edit(records)` may spoil the records."""
-    rng = np.random.default_rng(0)
-    answers = {}
-    for fold in range(1, 6):
-        (root / f"MiceBone/fold{fold}").mkdir(parents=True)
-        for n in range(per_fold):
-            path = f"MiceBone/fold{fold}/{CLASSES[n % 3]}#_Mouse{10 + fold}#image_{n:04d}#00.png"
-            Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(root / path)
-            answers[path] = BY_HAND[fold][0].split() if n == 0 else rng.choice(CLASSES, 8).tolist()
-    records = [record(f"INVALID{n}", {p: a[ORDER.index(f"{n:03d}")] for p, a in answers.items()}) for n in FULL]
-    some = list(answers)[: len(answers) // 2]
-    records[2:2] = [record(f"INVALID{n}", dict.fromkeys(some, "nr")) for n in (7, 101, 47)]
-    if edit:
-        edit(records)
-    (root / "MiceBone/annotations.json").write_text(json.dumps(records))
-    return answers
-
-
-def record(name, answers):
-    stamp = "2021-06-01T10:00:00"
-    return {
-        "name": name,
-        "dataset_name": "MiceBone",
-        "user_mail": f"{name}@example.org",
-        "annotation_time": 1.5,
-        "annotations": [{"image_path": p, "created_at": stamp, "class_label": c} for p, c in answers.items()],
-    }
 
 
 @pytest.fixture
@@ -120,6 +83,61 @@ def test_unlisted_images_are_reported(load, tmp_path, caplog):
 
 def first(records):
     return records[0]["annotations"][0]
+
+
+def without_label(records, image, names):
+    """These annotators were shown the image and gave no answer."""
+    for answer in (a for r in records if r["name"] in names for a in r["annotations"] if a["image_path"] == image):
+        answer["class_label"] = None
+
+
+def test_answers_without_a_label_are_skipped_and_counted(load, tmp_path, caplog):
+    """Their annotators stay experts; the label is the majority of the others."""
+    image, other = (f"MiceBone/fold{fold}/g#_Mouse{10 + fold}#image_0000#00.png" for fold in (1, 5))
+
+    def edit(records):
+        without_label(records, image, ["INVALID47", "INVALID290"])  # g g of g g g g ug ug ug ug
+        without_label(records, other, ["INVALID745"])
+
+    write_release(tmp_path / "data", edit=edit)
+    dataset = load()
+    assert "3 answers without a class_label" in caplog.text
+    assert list(dataset.annotators) == ORDER
+    row = dataset.train.inputs.ids().index(image)
+    assert CLASSES[dataset.train.labels[row]] == "ug"
+    assert [dataset.annotators[a]["train"][row] for a in ORDER] == [-1, -1, 0, 0, 1, 1, 1, 1]
+    given = {a: {split: (answers >= 0).sum() for split, answers in dataset.annotators[a].items()} for a in ORDER}
+    assert given["047"] == given["290"] == {"train": 15, "test": 4} and given["745"] == {"train": 16, "test": 3}
+
+
+def test_an_image_that_nobody_labelled_and_a_person_who_labelled_none_are_left_out(load, tmp_path, caplog):
+    image = "MiceBone/fold1/g#_Mouse11#image_0000#00.png"
+
+    def edit(records):
+        without_label(records, image, [f"INVALID{n}" for n in FULL])
+        for answer in records[0]["annotations"]:
+            answer["class_label"] = None
+        records[2]["annotations"].append(
+            {**records[2]["annotations"][0], "image_path": "MiceBone/fold1/x.png", "class_label": None}
+        )
+
+    write_release(tmp_path / "data", edit=edit)
+    dataset = load()
+    assert image not in dataset.train.inputs.ids() and len(dataset.train) == 15
+    assert list(dataset.annotators) == [a for a in ORDER if a != "533"]
+    assert f"not used: 1, the first of them {image}" in caplog.text
+
+
+def test_a_second_answer_counts_where_the_first_has_no_label(load, tmp_path):
+    def edit(records):
+        records[0]["annotations"].append(dict(first(records)))
+        first(records)["class_label"] = None
+
+    answers = write_release(tmp_path / "data", edit=edit)
+    image = next(iter(answers))
+    dataset = load()
+    row = dataset.train.inputs.ids().index(image)
+    assert CLASSES[dataset.annotators["533"]["train"][row]] == answers[image][ORDER.index("533")]
 
 
 def everywhere(path):

@@ -7,8 +7,8 @@ import torch
 from l2d.config import build, check
 from l2d.data import Dataset, Loader, Split
 from l2d.errors import UserError
-from l2d.experts import ExpertPanel, human, make_panel, mixed, simulate
-from l2d.experts import panel as panel_module
+from l2d.experts import Drawing, ExpertPanel, human, make_panel, mixed, simulate
+from l2d.experts import simulator as simulator_module
 from l2d.place import Place
 from l2d.task import make_task
 
@@ -81,33 +81,33 @@ def test_human_rejects_invalid_numbers_and_names(dataset, num, annotators, sente
 
 
 def test_extras_have_the_confusion_of_the_annotators_in_turn(dataset):
-    panel = mixed(dataset, 5, None, "confusion", "once", 0)
+    panel = mixed(dataset, 5, None, "confusion")
     assert panel.names == ["047", "966", "047_simulated_1", "966_simulated_1", "047_simulated_2"]
     assert panel.matrix is None
     np.testing.assert_allclose(panel.confusion, [CONFUSION_A, CONFUSION_B, CONFUSION_A])
 
 
 def test_extras_by_accuracy_spread_their_mistakes_evenly(dataset):
-    panel = mixed(dataset, 3, None, "accuracy", "once", 0)
+    panel = mixed(dataset, 3, None, "accuracy")
     np.testing.assert_allclose(panel.confusion[0], np.full((3, 3), 3 / 16) + np.eye(3) * (5 / 8 - 3 / 16))
 
 
 def test_a_mixed_table_is_recorded_columns_then_drawn_ones(dataset):
-    panel = mixed(dataset, 4, None, "confusion", "once", 7)
+    panel = make_panel(mixed(dataset, 4, None, "confusion"), dataset, Drawing(7))
     for split, order in (("train", 1), ("test", -1)):
         answers = table(panel, dataset, split).numpy()
         np.testing.assert_array_equal(answers[:, :2], np.stack([A, B], axis=1)[::order])
         labels = LABELS[::order]
         for column, confusion in ((2, CONFUSION_A), (3, CONFUSION_B)):  # only what the model has ever answered
             assert all(confusion[y][a] > 0 for y, a in zip(labels, answers[:, column], strict=True))
-    more = mixed(dataset, 6, None, "confusion", "once", 7)
+    more = make_panel(mixed(dataset, 6, None, "confusion"), dataset, Drawing(7))
     torch.testing.assert_close(table(more, dataset, "test")[:, :4], table(panel, dataset, "test"))
-    other = mixed(dataset, 4, None, "confusion", "once", 8)
+    other = make_panel(mixed(dataset, 4, None, "confusion"), dataset, Drawing(8))
     assert not torch.equal(table(other, dataset, "train"), table(panel, dataset, "train"))
 
 
 def test_mixed_without_extras_equals_human(dataset):
-    panel = mixed(dataset, 1, None, "confusion", "once", 0)
+    panel = mixed(dataset, 1, None, "confusion")
     assert panel.names == ["047"]
     assert table(panel, dataset, "train").tolist() == A[:, None].tolist()
 
@@ -129,7 +129,7 @@ def test_a_task_draws_its_tables_once_and_anew_in_every_epoch_only_if_asked(
     dataset, composed, monkeypatch, resample, later
 ):
     drawn = []  # streams: 0 is the test split, 1 + e training epoch e
-    monkeypatch.setattr(panel_module, "simulate", lambda *a: drawn.append(a[-1]) or simulate(*a))
+    monkeypatch.setattr(simulator_module, "simulate", lambda *a: drawn.append(a[3]) or simulate(*a))
     cfg = composed("experts=mixed", f"experts.resample={resample}")
     task = make_task(cfg, dataset)
     assert sorted(drawn) == [0, 1]
@@ -145,7 +145,7 @@ def test_a_task_draws_its_tables_once_and_anew_in_every_epoch_only_if_asked(
 
 
 def test_recorded_answers_are_never_redrawn_but_extras_are(dataset):
-    panel = mixed(dataset, 6, None, "accuracy", "per_epoch", 0)
+    panel = make_panel(mixed(dataset, 6, None, "accuracy"), dataset, Drawing(0, "per_epoch"))
     first, second = (table(panel, dataset, "train", epoch) for epoch in (0, 1))
     assert torch.equal(first[:, :2], second[:, :2])
     assert not torch.equal(first[:, 2:], second[:, 2:])
@@ -154,7 +154,7 @@ def test_recorded_answers_are_never_redrawn_but_extras_are(dataset):
 
 def test_invalid_settings_are_rejected(dataset, composed):
     with pytest.raises(UserError, match="confusion or accuracy"):
-        mixed(dataset, 4, None, "copy", "once", 0)
+        mixed(dataset, 4, None, "copy")
     with pytest.raises(UserError, match=r"^experts\.resample=always .*once or per_epoch"):
         check(composed("experts=mixed", "experts.resample=always"))
 
@@ -162,13 +162,13 @@ def test_invalid_settings_are_rejected(dataset, composed):
 def test_no_expert_is_modelled_on_an_annotator_who_never_answered(dataset):
     dataset.annotators["966"]["train"] = np.full(10, -1)
     with pytest.raises(UserError, match="966 has no answer in the training split"):
-        mixed(dataset, 4, None, "confusion", "once", 0)
+        mixed(dataset, 4, None, "confusion")
 
 
 def test_a_panel_of_recorded_answers_is_taken_as_it_is_and_must_fit_the_samples(dataset):
     recorded = {"train": np.stack([A, B], axis=1), "test": np.stack([A, B], axis=1)[::-1]}  # [N, J]
-    panel = make_panel(ExpertPanel(["047", "966"], recorded=recorded), dataset, "once", 0)
+    panel = make_panel(ExpertPanel(["047", "966"], recorded=recorded), dataset, Drawing())
     assert table(panel, dataset, "train").tolist() == recorded["train"].tolist()
     for wrong in (recorded["test"][1:], recorded["test"][:, :1], recorded["test"] + 1, recorded["test"] - 1):
         with pytest.raises(UserError, match=r"on test have shape .*\[10 samples, 2 experts\] .*from 0 to 2"):
-            make_panel(ExpertPanel(["047", "966"], recorded=recorded | {"test": wrong}), dataset, "once", 0)
+            make_panel(ExpertPanel(["047", "966"], recorded=recorded | {"test": wrong}), dataset, Drawing())

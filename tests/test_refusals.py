@@ -10,7 +10,7 @@ from l2d.compose import compose
 from l2d.errors import UserError, _is_user_error, sentence
 from l2d.evaluate import find_run
 from l2d.evaluation.evaluator import check_evaluation, chosen_rule
-from l2d.experts import make_panel
+from l2d.experts import Drawing, make_panel
 from l2d.systems import load_system
 from l2d.task import hold_out, load_task
 from l2d.train import run
@@ -32,7 +32,7 @@ def test_a_target_that_makes_no_system_is_refused(composed, target):
 
 def test_experts_that_are_neither_matrix_nor_panel_are_refused(tiny_dataset):
     with pytest.raises(UserError, match=r"experts\._target_ .* Identity"):
-        make_panel(torch.nn.Identity(), tiny_dataset(2), "once", seed=0)
+        make_panel(torch.nn.Identity(), tiny_dataset(2), Drawing())
 
 
 def test_a_rule_is_refused_before_the_training_and_what_it_returns_after(composed):

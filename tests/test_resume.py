@@ -37,9 +37,9 @@ SETTING = (
 EVERY_STEP = "trainer.checkpoint_minutes=0"
 
 
-def outcome(root: Path) -> tuple:
-    """Weights, metrics.csv and result.json of the only run below, without what is a matter of time."""
-    (folder,) = (path.parent for path in root.glob("*/*/result.json"))
+def outcome(root: Path, name: str = "*") -> tuple:
+    """Weights, metrics.csv and result.json of the only run below (of this name), without what is a matter of time."""
+    (folder,) = (path.parent for path in root.glob(f"*/{name}/result.json"))
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "finished", result
     table = csv.DictReader((folder / "metrics.csv").read_text().splitlines())

@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from l2d.data.chaoyang import chaoyang
-from l2d.data.cifar100 import cifar100
+from l2d.data.cifar import cifar10, cifar100
+from l2d.data.cifar_people import cifar10h, cifar10n, cifar100n
 from l2d.data.dataset import MISSING, Batch, Dataset, Preprocessing, Split, listed_by
 from l2d.data.features import features
 from l2d.data.folder import folder
@@ -31,7 +32,11 @@ __all__ = [
     "Split",
     "Vectors",
     "chaoyang",
+    "cifar10",
+    "cifar10h",
+    "cifar10n",
     "cifar100",
+    "cifar100n",
     "features",
     "folder",
     "imagenet_dogs",

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,15 @@ def load_dataset(cfg: DictConfig) -> Dataset:
 def data_digest(cfg: DictConfig) -> str:
     """Identifies the data of a config by its listing, without decoding an input; '' where they follow from the settings.
 
-    The same data under another path, or with other times, are the same. A dataset that has no listing is built.
+    The same data under another path, or with other times, are the same. A dataset that has no listing is built. Files that
+    the experts' settings name (recorded answers, groups of annotators) are part of the data.
     """
-    return _data_digest(json.dumps(plain(cfg.dataset)))
+    digest = _data_digest(json.dumps(plain(cfg.dataset)))
+    values = [value for key, value in plain(cfg.get("experts") or {}).items() if key != "_target_"]
+    names = [os.path.expanduser(value) for value in values if isinstance(value, str) and Path(value).suffix]
+    for file in filter(os.path.isfile, names):
+        digest = _and_file(digest, Path(file), cache_folder(cfg.dataset.get("cache")))
+    return digest
 
 
 @lru_cache(maxsize=1)
@@ -52,8 +59,13 @@ def _data_digest(settings: str) -> str:
         digest = lister(**{key: value for key, value in arguments.items() if key in named}).digest()
     if answers is None:
         return digest
-    said = file_digests(answers.parent, [answers.name], cache_folder(arguments.get("cache")))
-    return hashlib.sha256(f"{digest} {said[0]}".encode()).hexdigest()
+    return _and_file(digest, answers, cache_folder(arguments.get("cache")))
+
+
+def _and_file(digest: str, file: Path, cache: Path) -> str:
+    """The digest of what `digest` identifies together with the content of a file."""
+    content = file_digests(file.parent, [file.name], cache)[0]
+    return hashlib.sha256(f"{digest} {content}".encode()).hexdigest()
 
 
 def _without_answers(settings: str) -> tuple[DictConfig, Path | None]:

@@ -1,9 +1,11 @@
 """Streamed data: worker processes decode and crop files to bytes; the device flips and normalises, a batch ahead."""
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,10 +64,19 @@ class StreamFeed(ImageFeed):
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=self.place.device.type == "cuda",
+            multiprocessing_context=self._start_method() if workers else None,
             generator=torch.Generator(),  # otherwise DataLoader would consume the global RNG
         )
 
-    def _start_copy(self, images: Tensor, index: Tensor, damaged: dict[str, str]) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _start_method() -> str | None:
+        """Once CUDA has started, its threads and memory must not be forked: workers come from a server that never saw it."""
+        if not torch.cuda.is_initialized() or "forkserver" not in multiprocessing.get_all_start_methods():
+            return None  # the platform's own
+        multiprocessing.set_forkserver_preload([__name__])
+        return "forkserver"
+
+    def _start_copy(self, images: Tensor, index: Tensor, damaged: dict[str, str]) -> tuple[Tensor, Tensor, Any]:
         """Report damaged files, then start the copy to the device, which runs during the computation."""
         for path, problem in damaged.items():
             if self.files.on_error == "error":
@@ -74,12 +85,13 @@ class StreamFeed(ImageFeed):
                 logging.getLogger("l2d").warning("%s It is left out.", problem)
             self.reported.add(path)
         with torch.cuda.stream(self.copies):  # None: the current stream
-            return images.to(self.place.device, non_blocking=True), index.to(self.place.device, non_blocking=True)
+            copied = images.to(self.place.device, non_blocking=True), index.to(self.place.device, non_blocking=True)
+            return (*copied, self.copies.record_event() if self.copies else None)
 
-    def _finish_copy(self, images: Tensor, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+    def _finish_copy(self, images: Tensor, index: Tensor, done: Any, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         if self.copies:
             computation = torch.cuda.current_stream(self.place.device)
-            computation.wait_stream(self.copies)
+            computation.wait_event(done)  # of this copy alone: the next one is on its way
             for copied in (images, index):
                 copied.record_stream(computation)
         return self.prepare(images.permute(0, 3, 1, 2), epoch, step), index

@@ -46,6 +46,10 @@ def _read(path: Path) -> Any:
         return _read_delimited(path)
     if kind in (".xls", ".xlsx", ".ods"):
         raise UserError(f"{path} is a spreadsheet; save it as .csv.")
+    if kind in (".pt", ".npy"):
+        raise UserError(
+            f"{path} is not a table; dataset=cifar10n, cifar100n and cifar10h read such files by dataset.human."
+        )
     return read_json(path)
 
 
@@ -64,11 +68,10 @@ def read_parquet(path: Path) -> Any:
 def _read_delimited(path: Path) -> list[dict[str, Any]]:
     """Rows of text. Where the header is a single column with tabs, semicolons or bars in it, those separate the columns."""
     try:
-        file = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
-        first = file.readline()
+        text = read_bytes(path).decode("utf-8-sig")
+        first = text.partition("\n")[0]
         delimiter = next((mark for mark in DELIMITERS if mark in first and "," not in first), ",")
-        file.seek(0)
-        reader = csv.DictReader(file, strict=True, delimiter=delimiter)
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
         header, rows = list(reader.fieldnames or []), list(reader)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error

@@ -10,23 +10,29 @@ from l2d.evaluation.outcome import Outcome
 from l2d.task import Truth
 
 
-def belief_errors(outcome: Outcome, truth: Truth) -> dict[str, float]:
+def belief_errors(outcome: Outcome, truth: Truth) -> dict[str, float | None]:
     """Mean absolute errors of the beliefs: over all class probabilities, and over Acc of the best expert alone."""
-    believed = pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert)  # [N]
+    available, believed = _best_expert(outcome)  # [N], [number of available]
+    accuracy = pick(truth.accuracy, outcome.decision.expert)[available]
     return {
         "class_probability_mae": 100 * (outcome.beliefs[:, : outcome.num_classes] - truth.eta).abs().mean().item(),
-        "expert_accuracy_mae": 100 * (believed - pick(truth.accuracy, outcome.decision.expert)).abs().mean().item(),
+        "expert_accuracy_mae": 100 * (believed - accuracy).abs().mean().item() if available.any() else None,
     }
 
 
 def calibration(outcome: Outcome, bins: int) -> dict[str, Any]:
     """Reliability of the predicted class's probability, and of the accuracy of the expert who would be asked."""
-    available = outcome.decision.margin > -torch.inf  # [N]: somebody can be asked
-    believed = pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert)[available]
+    available, believed = _best_expert(outcome)
     return {
         "classifier": reliability(pick(outcome.beliefs, outcome.decision.predicted), outcome.classifier_right, bins),
         "expert": reliability(believed, outcome.expert_right[available], bins),
     }
+
+
+def _best_expert(outcome: Outcome) -> tuple[Tensor, Tensor]:
+    """[somebody can be asked] [N], and there the believed accuracy of the expert who would be."""
+    available = outcome.decision.margin > -torch.inf
+    return available, pick(outcome.beliefs[:, outcome.num_classes :], outcome.decision.expert)[available]
 
 
 def reliability(confidence: Tensor, right: Tensor, bins: int) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """Experts: an accuracy matrix [J, K] and the simulator that draws their predictions [N, J]; or recorded annotators."""
 
-from l2d.experts.panel import ExpertPanel, human, make_panel, mixed
+from l2d.experts.annotators import grouped, human, mixed
+from l2d.experts.panel import ExpertPanel, make_panel
 from l2d.experts.patterns import accuracy_matrix, disjoint, disjoint_domains, overlapped, overlapped_domains
-from l2d.experts.simulator import simulate
+from l2d.experts.simulator import Drawing, simulate
 
 __all__ = [
+    "Drawing",
     "ExpertPanel",
     "accuracy_matrix",
     "disjoint",
     "disjoint_domains",
+    "grouped",
     "human",
     "make_panel",
     "mixed",

@@ -1,5 +1,6 @@
 """Where a run computes: device, precision, memory layout and the processes that share the work."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
@@ -13,6 +14,8 @@ from l2d.errors import UserError
 from l2d.place.ranks import Ranks
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+REPEATABLE_WORKSPACES = (":4096:8", ":16:8")  # with any other, torch refuses deterministic matrix products
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,18 @@ class Place:
     @classmethod
     def open(cls, trainer: DictConfig, seed: int, ranks: Ranks) -> "Place":
         """The place that `trainer` names, ready to compute: seeds set, ranks connected, memory counted from here."""
-        seed_everything(seed, trainer.deterministic)
         place = cls.choose(trainer.device, trainer.precision, ranks)
+        if trainer.deterministic and place.device.type == "cuda":
+            refuse_unrepeatable_workspace()
+        seed_everything(seed, trainer.deterministic)
         place.reset_peak_memory()
-        ranks.start(place.device)
+        ranks.start(place.device, trainer.rank_timeout_minutes)
         return place
 
     @classmethod
     def choose(cls, name: str, precision: str, ranks: Ranks) -> "Place":
-        """`auto` is CUDA in bf16 where there is a GPU, else the CPU in float32; processes on one machine get one GPU each."""
+        """`auto` is CUDA where there is a GPU, in bf16 if it computes in that, else the CPU; float32 otherwise. Processes on one
+        machine get one GPU each. A GPU becomes the current device, before anything is allocated."""
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda" and torch.cuda.is_available():
@@ -52,8 +58,10 @@ class Place:
             )
         if device.type == "mps" and not torch.backends.mps.is_available():
             raise UserError(f"trainer.device={name}: this machine has no Apple GPU; use trainer.device=auto or cpu.")
+        if device.type == "cuda":
+            start_cuda(device)
         if precision == "auto":
-            precision = "bf16" if device.type == "cuda" else "float32"
+            precision = "bf16" if device.type == "cuda" and computes_in_bf16(device) else "float32"
         if precision not in PRECISIONS:
             raise UserError(f"trainer.precision={precision} must be auto, {', '.join(PRECISIONS)}.")
         return cls(device, precision, ranks=ranks)
@@ -95,6 +103,31 @@ def _worker() -> int:
     """The index of this process among those of a parallel sweep (l2d/parallel.py), which take the GPUs in turn; else 0."""
     name, _, number = current_process().name.partition("-")
     return int(number) - 1 if name == "CellProcess" else 0
+
+
+def start_cuda(device: torch.device) -> None:
+    """Make this the current device. Whatever asks for none then uses it: pinned memory, NCCL, `mem_get_info`.
+
+    cuBLAS reads its workspace when it starts, so the repeatable one is set for every run: a later cell of this process may be
+    deterministic. The user's own setting is left alone.
+    """
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault(WORKSPACE, REPEATABLE_WORKSPACES[0])
+    torch.cuda.set_device(device)
+
+
+def refuse_unrepeatable_workspace() -> None:
+    given = os.environ.get(WORKSPACE)
+    if given not in REPEATABLE_WORKSPACES:
+        raise UserError(
+            f"trainer.deterministic=true needs {WORKSPACE} to be {' or '.join(REPEATABLE_WORKSPACES)} when CUDA starts in this "
+            f"process, and it {'was not set' if given is None else f'is {given}'}; set it before."
+        )
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether bf16 is built in; older GPUs emulate it, slower than float32."""
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:

@@ -1,13 +1,13 @@
 """The processes that train one model together: torchrun's or Slurm's, or this one alone."""
 
 import gc
-import itertools
 import os
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -16,22 +16,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from l2d.errors import UserError, sentence
+from l2d.errors import UserError
+from l2d.place.watch import GRACE_S, Watch, again_and_again
 
-# A collective that waits longer than this for another rank fails.
-COLLECTIVE_TIMEOUT = timedelta(seconds=50)
-# Rank 0 hosts the store and stays this long after a failure, so that the others can read the reason.
-SHUTDOWN_GRACE_S = 2.0
-_RUN_NUMBER = itertools.count()  # the cells of a sweep share one store, so each has a key prefix of its own
+POLL_S = 0.02  # between two looks at whether all ranks have arrived
 
 
 class Ranks:
     """`count` processes, of which this is number `rank` (torchrun's or Slurm's); everything is a no-op when it is alone.
 
-    `with ranks:` around what they do together: an error in one ends all of them, each with its reason.
+    `with ranks.one_run():` around a run, and `with ranks:` around what they compute together in it: an error in one ends all
+    of them, each with its reason.
     """
 
     rank, count, local = 0, 1, 0
+    timeout = timedelta(minutes=30)
+    meetings = 0  # of this run
 
     @classmethod
     def alone(cls) -> "Ranks":
@@ -39,7 +39,6 @@ class Ranks:
         return cls({})
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self.failure_store: dist.Store | None = None
         if "RANK" in environment and "WORLD_SIZE" in environment:  # torchrun
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         elif (
@@ -56,22 +55,63 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
-    def start(self, device: torch.device) -> None:
-        """Connect the ranks."""
+    @property
+    def watch(self) -> Watch:
+        return meet(self.rank, self.count)[1]
+
+    @contextmanager
+    def one_command(self) -> Iterator[None]:
+        """Around all that this process does: from here on the others notice when it ends, and it notices when they do."""
+        if self.count == 1:
+            yield
+            return
+        with self.watch.told(ever=True):
+            yield
+
+    @contextmanager
+    def one_run(self) -> Iterator[None]:
+        """Around a run: what ends it here ends it on every rank."""
+        if self.count == 1:
+            yield
+            return
+        with self.watch.one_run():
+            yield
+
+    def start(self, device: torch.device, minutes: float) -> None:
+        """Connect the ranks; from here on none waits longer than `minutes` for another one that is alive."""
         if self.count == 1:
             return
-        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-            raise UserError(
-                "MASTER_ADDR and MASTER_PORT must give the address of process 0; torchrun sets them, under Slurm set them yourself."
-            )
+        self.timeout = timedelta(minutes=minutes)
+        # The cells of a sweep share one store, so each has a key prefix of its own.
+        self.store = dist.PrefixStore(f"run {self.watch.number}", meet(self.rank, self.count)[0])
         if device.type == "cuda":
-            torch.cuda.set_device(device)
-        store, *_ = next(dist.rendezvous("env://", self.rank, self.count, timeout=COLLECTIVE_TIMEOUT))
-        self.failure_store = dist.PrefixStore(f"l2d/{next(_RUN_NUMBER)}", store)
+            self.store.set(f"gpu {self.rank}", str(torch.cuda.get_device_properties(device).uuid))
+        self.wait_for_all()
+        if device.type == "cuda":
+            refuse_shared_gpus([self.store.get(f"gpu {rank}").decode() for rank in range(self.count)])
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=self.failure_store, rank=self.rank, world_size=self.count, timeout=COLLECTIVE_TIMEOUT
-        )
+        dist.init_process_group(backend, store=self.store, rank=self.rank, world_size=self.count, timeout=self.timeout)
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank is here. In Python, where a signal or a lost rank ends it; a collective waits outside."""
+        if self.count == 1:
+            return
+        deadline = time.monotonic() + self.timeout.total_seconds()
+        self.meetings += 1
+        key = f"here {self.meetings}"
+        self.store.add(key, 1)
+        while (here := self.store.add(key, 0)) < self.count:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{self.count - here} of {self.count} processes did not arrive within "
+                    f"trainer.rank_timeout_minutes={self.timeout.total_seconds() / 60:g}; if their work takes longer, raise it."
+                )
+            time.sleep(POLL_S)
+
+    def part(self) -> None:
+        """From here on this rank needs no other one: all have agreed to stop, or the last collective is done."""
+        if self.count > 1:
+            self.watch.leave()
 
     def __enter__(self) -> "Ranks":
         return self
@@ -79,24 +119,32 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the process group. A failure here is stored for the other ranks; a lost connection is reported with theirs."""
+        """Leave the process group. The others are told of a failure here; a lost connection is explained by theirs."""
         if self.count == 1:
             return
-        disconnected = isinstance(error, RuntimeError) and _is_connection_error(error)
-        reason = "another process of this run ended without an error message (it was killed, or its machine or network failed)"
-        with suppress(RuntimeError):  # the store died with rank 0
-            if disconnected and self.failure_store and self.failure_store.check(["failure"]):
-                reason = self.failure_store.get("failure").decode()
-            elif self.failure_store and isinstance(error, Exception) and not disconnected:
-                self.failure_store.set("failure", f"process {self.rank} of {self.count} failed: {sentence(error)}")
+        explanation = None
+        if error is not None:
+            if isinstance(error, RuntimeError) and _is_connection_error(error):
+                explanation = self._explained(error)
+            self.watch.failed(explanation or error)
+            traceback.clear_frames(trace)  # DDP in a frame keeps the connection open; the others fail when it closes
         if dist.is_initialized():
             dist.destroy_process_group()
-        if isinstance(error, Exception) and self.first and self.failure_store:
-            traceback.clear_frames(trace)  # DDP in a frame keeps the connection open; the others fail when it closes
+        if error is not None:
             gc.collect()
-            time.sleep(SHUTDOWN_GRACE_S)
-        if disconnected:
-            raise UserError(f"Process {self.rank} stops, because {reason.rstrip('.')}.") from error
+        if explanation:
+            raise explanation from error
+
+    def _explained(self, error: RuntimeError) -> UserError:
+        """Why a collective failed, in one sentence."""
+        reason = self.watch.problem(wait=GRACE_S)
+        if reason is None and "imed out" in str(error):
+            limit = f"trainer.rank_timeout_minutes={self.timeout.total_seconds() / 60:g}"
+            return UserError(
+                f"Process {self.rank} waited for another one longer than {limit}; if its work takes longer, raise it."
+            )
+        reason = reason or "its connection to another process of this run failed"
+        return UserError(f"Process {self.rank} stops, because {reason.rstrip('.')}.")
 
     def per_rank_batch_size(self, batch_size: int) -> int:
         """The part of a global batch that this rank takes."""
@@ -110,12 +158,18 @@ class Ranks:
         """The model in DistributedDataParallel; the model itself when this process is alone."""
         if self.count == 1:
             return model
+        self.wait_for_all()  # they load data and build the model at different speeds
         torch.manual_seed(torch.initial_seed() + self.rank)  # dropout differs by rank; the weights are equal by now
         if sync_batchnorm:
             if device.type != "cuda":
                 raise UserError("trainer.sync_batchnorm=true works between GPUs only; set it to false on the CPU.")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        wrapped = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        if self.count > 2 and (device.type == "cpu" or torch.are_deterministic_algorithms_enabled()):
+            # DDP arranges its buckets anew after the first step, and with them the order in which three or more gradients are
+            # added; a resumed run would take one step in the old order. This fixes the order before the first step.
+            wrapped.reducer._push_all_rebuilt_params()
+        return wrapped
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0 (batch norm's running statistics), whose weights are the ones saved."""
@@ -165,6 +219,37 @@ class Ranks:
         return everyone
 
 
+def refuse_shared_gpus(gpus: list[str]) -> None:
+    """UserError if two ranks have the same GPU, where NCCL would only say that it failed; by rank, what identifies its GPU."""
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:
+            raise UserError(
+                f"Processes {gpus.index(gpu)} and {rank} of {len(gpus)} have the same GPU ({gpu}), which NCCL does not allow; start "
+                "at most as many processes on a machine as it has GPUs, with trainer.device=auto."
+            )
+
+
 def _is_connection_error(error: RuntimeError) -> bool:
     """Whether a collective failed because of another process; gloo and NCCL show it only in the message."""
     return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "Gloo", "NCCL"))
+
+
+@cache
+def meet(rank: int, count: int) -> tuple[dist.Store, Watch]:
+    """The store that all ranks share, and the watch over them, once per process."""
+    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        raise UserError(
+            "MASTER_ADDR and MASTER_PORT must give the address of process 0; torchrun sets them, under Slurm set them yourself."
+        )
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun's own process hosts a store; without it process 0 does.
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+    def connected() -> dist.Store:
+        return dist.TCPStore(
+            host, port, is_master=hosts, timeout=timedelta(seconds=10), wait_for_workers=False, multi_tenant=True
+        )
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"l2d {attempt}", again_and_again(connected, f"{host}:{port} does not answer"))
+    return store, Watch(rank, count, store, host)

@@ -137,6 +137,7 @@ class TrainingState:
             self.save()
         if request // 2:
             self.stop.received = request // 2
+            self.place.ranks.part()
             self.stop.leave()
 
     def save(self) -> None:
