@@ -4,7 +4,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Unpack, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
@@ -123,7 +123,11 @@ def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Paramete
             if get_origin(parameter.annotation) is Unpack:
                 del parameters[name]
                 for key, hint in get_type_hints(get_args(parameter.annotation)[0], include_extras=True).items():
-                    parameters[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+                    needed = get_origin(hint) is not NotRequired
+                    kind, default = (hint, parameter.empty) if needed else (get_args(hint)[0], None)
+                    parameters[key] = parameter.replace(
+                        name=key, kind=parameter.KEYWORD_ONLY, annotation=kind, default=default
+                    )
         return parameters
     except (NameError, AttributeError, TypeError):  # hints that only a type checker can resolve are not checked
         unchecked = inspect.signature(function).parameters

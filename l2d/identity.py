@@ -23,7 +23,7 @@ FREE_GROUPS = {
 }  # fmt: skip
 FREE_KEYS = {
     "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs", "rank_timeout_minutes"},
-    "dataset": {"root", "path", "human", "workers", "cache", "download", "verify"},
+    "dataset": {"root", "path", "human", "workers", "cache", "follow_links", "download", "verify"},
 }
 
 

@@ -70,7 +70,9 @@ def test_the_index_is_kept_and_only_changed_folders_are_listed_again(root, monke
     (changed / f"{WNIDS[1]}_0.JPEG").rename(changed / "new.JPEG")
     listed = []
     real = module._images
-    monkeypatch.setattr(module, "_images", lambda root, folder: listed.append(folder) or real(root, folder))
+    monkeypatch.setattr(
+        module, "_images", lambda root, folder, *rest: listed.append(folder) or real(root, folder, *rest)
+    )
     after = load(root).train.inputs.paths
     assert set(before) ^ set(after) == {f"train/{WNIDS[1]}/{WNIDS[1]}_0.JPEG", f"train/{WNIDS[1]}/new.JPEG"}
     assert listed == [f"train/{WNIDS[1]}"]

@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from l2d.data import Dataset, ImageFiles, Images, Preprocessing, Split
-from l2d.inspect import main
-from l2d.inspect.sheet import spread
+from l2d.inspect import inputs, main
+from l2d.inspect.answers import any_right, error_correlation
+from l2d.inspect.sheet import _lines, spread
 
 PREPROCESSING = Preprocessing((3, 8, 8), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
 SMALL = ("experts=human", "backbone.hidden=4", "backbone.layers=1")
@@ -236,3 +237,170 @@ def test_the_sheet_is_spread_over_the_classes(classes, shown):
     assert (per_class > 0).sum() == shown
     assert per_class[per_class > 0].max() - per_class[per_class > 0].min() <= 1
     assert chosen == spread(labels, usable, seed=0) != spread(labels, usable, seed=1)
+
+
+@pytest.fixture
+def crowd(pets):
+    """60 training and 40 test images; 30 workers, of whom w0 answered 30 training images and w29 only the first."""
+    rng = np.random.default_rng(0)
+    labels = {"train": rng.integers(0, 3, 60), "test": rng.integers(0, 3, 40)}
+    for s, y in labels.items():
+        getattr(pets, s).inputs = Images(torch.zeros(len(y), 3, 8, 8, dtype=torch.uint8), PREPROCESSING)
+        getattr(pets, s).labels = torch.from_numpy(y)
+    pets.annotators = {}
+    for j in range(30):
+        answers = {s: np.full(len(y), -1, np.int8) for s, y in labels.items()}
+        answers["train"][: 30 - j] = labels["train"][: 30 - j]
+        if j != 3:
+            answers["test"][:5] = (labels["test"][:5] + j) % 3
+        pets.annotators[f"w{j}"] = answers
+    return pets
+
+
+def test_a_crowd_is_summarised_with_its_gaps_and_overlap(check, crowd):
+    code, out, _ = check(*SMALL, "experts.num=null")
+    assert code == 0 and "nan" not in out
+    assert rows(out, "train answers") == [["1", "15.5", "30"]] * 2  # as annotators and as experts
+    assert rows(out, "train accuracy") == [["100.00", "100.00", "100.00"]] * 2
+    assert rows(out, "test answers") == [["5", "5", "5"]] * 2
+    assert ["0", "0.5", "30", "50.00", "1.67", "48.33"] in rows(out, "train")  # answers per sample
+    assert "No answer in test: w3\n" in out and "No answer in train" not in out
+    assert "1 of 30 experts without an answer in test" in out
+
+
+def test_experts_of_whom_nobody_answered_in_a_split_are_named(check, crowd):
+    crowd.annotators = {"w0": crowd.annotators["w0"], "w3": crowd.annotators["w3"]}
+    code, out, _ = check(*SMALL, "experts.annotators=[w3]", "experts.num=null")
+    assert code == 0
+    assert rows(out, "w3") == [["100.00", "-", "55.00", "100.00"]] * 2
+    last = " ".join(out.split("Training can start")[1].split())
+    assert "1 of 1 experts without an answer in test, so that nobody can be asked and coverage will be 100" in last
+    assert "No problem found" not in out
+
+
+def test_a_class_absent_from_a_split_is_named(check, pets):
+    _, out, _ = check(*SMALL, "experts.num=1")
+    assert "Absent from test: [bird]" in out and "1 of 3 classes absent from test" in out
+
+
+def test_the_correlation_of_errors_is_that_over_common_samples():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 40_000)
+    wrong = np.stack([rng.random(40_000) < 0.3, rng.random(40_000) < 0.5, rng.random(40_000) < 0.2], axis=1)
+    wrong[:, 2] |= wrong[:, 0]  # whoever makes the first one's errors and some more
+    answers = np.where(wrong, (labels[:, None] + 1) % 4, labels[:, None])
+    np.testing.assert_allclose(error_correlation(answers, labels), np.corrcoef(wrong.T), atol=1e-6)
+    missing = rng.random(answers.shape) < 0.5
+    gappy = np.where(missing, -1, answers)
+    both = ~missing[:, 0] & ~missing[:, 2]
+    expected = np.corrcoef(wrong[both][:, [0, 2]].T)[0, 1]
+    assert error_correlation(gappy, labels)[0, 2] == pytest.approx(expected, abs=1e-6)
+    assert np.isnan(error_correlation(gappy[:20], labels[:20])).all()  # too few in common
+    always_right = np.stack([labels, answers[:, 0]], axis=1)
+    assert np.isnan(error_correlation(always_right, labels)[0]).all()
+
+
+def test_any_expert_right_is_compared_with_independent_errors_of_the_same_accuracy_per_class():
+    labels = np.repeat([0, 1], 100)
+    one = np.where(np.arange(200) % 2, labels, 1 - labels)  # right on every second sample of either class
+    together, independent = any_right(np.stack([one, one], axis=1), labels)
+    assert (together, independent) == pytest.approx((0.5, 0.75))
+    in_turns = np.where(np.arange(200) % 2, 1 - labels, labels)
+    assert any_right(np.stack([one, in_turns], axis=1), labels) == pytest.approx((1, 0.75))
+    specialists = np.stack([np.zeros(200, int), np.ones(200, int)], axis=1)
+    assert any_right(specialists, labels) == pytest.approx((1, 1))
+    silent = np.full(200, -1)
+    assert any_right(np.stack([one, silent], axis=1), labels) == pytest.approx((0.5, 0.5))
+
+
+def test_experts_who_fail_together_are_shown_beside_independent_ones(check, crowd):
+    labels = {s: getattr(crowd, s).labels.numpy() for s in ("train", "test")}
+    half = {s: np.where(np.arange(len(y)) % 2, y, (y + 1) % 3) for s, y in labels.items()}
+    crowd.annotators = {"ada": half, "bob": half, "eve": labels}
+    _, out, _ = check(*SMALL, "experts.num=null")
+    assert rows(out, "ada")[-1] == ["1.00"]
+    assert rows(out, "bob")[-1] == ["1.00", "1.00"]
+    assert rows(out, "eve")[-1] == ["-", "-", "-"]
+    crowd.annotators = {f"a{j}": half for j in range(13)}
+    _, out, _ = check(*SMALL, "experts.num=null")
+    assert rows(out, "78 of 78 pairs") == [["1.00", "1.00", "(a0,", "a1)", "1.00", "(a0,", "a1)"]]
+    assert "At least one expert is right on 50.00 of train and 50.00 of test." in out
+    assert "it would be 99" in " ".join(out.split())
+
+
+@pytest.fixture
+def odd_folder(tmp_path):
+    """16 images, of which one each has 16 bits, alpha, or is stored on its side."""
+    for split in ("train", "test"):
+        for kind in ("cat", "dog"):
+            folder = tmp_path / "data" / split / kind
+            folder.mkdir(parents=True)
+            for i in range(4):
+                (folder / f"{i}.jpg").write_bytes(jpeg((20, 10)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "data/train/cat/1.jpg", exif=exif)
+    Image.new("RGBA", (20, 10)).save(tmp_path / "data/train/dog/2.jpg", format="PNG")
+    Image.fromarray(np.zeros((10, 20), np.uint16)).save(tmp_path / "data/test/dog/3.jpg", format="PNG")
+    settings = ("dataset=folder", "dataset.root=data", "dataset.cache=cache", "dataset.size=8", "dataset.resize=9")
+    return *settings, "backbone=mlp", "experts=specialist", "experts.num=1", "+dataset.groups.specialty=[cat]"
+
+
+@pytest.mark.parametrize("feed", ["resident", "stream"])
+def test_odd_files_are_counted_and_named(check, odd_folder, feed):
+    code, out, _ = check(*odd_folder, f"dataset.feed={feed}")
+    assert code == 0
+    assert rows(out, "rotated (EXIF): turned upright") == [["1", "train/cat/1.jpg"]]
+    assert rows(out, "alpha: seen on white") == [["1", "train/dog/2.jpg"]]
+    assert rows(out, "more than 8 bits: scaled") == [["1", "test/dog/3.jpg"]]
+    assert "unknown range" not in out
+    if feed == "stream":
+        assert rows(out, "10x20") == [["1"]] and rows(out, "20x10") == [["7"], ["8"]]  # upright
+
+
+def test_of_many_decoded_files_a_sample_is_looked_at(check, odd_folder, monkeypatch):
+    monkeypatch.setattr(inputs, "SAMPLE", 2)  # the first and the last
+    code, out, _ = check(*odd_folder, "dataset.feed=resident")
+    assert code == 0
+    assert out.count("Read the headers of 2 of 8 files.") == 2
+    assert rows(out, "more than 8 bits: scaled") == [["1", "test/dog/3.jpg"]]
+    assert "rotated" not in out
+
+
+@pytest.mark.parametrize("feed", ["resident", "stream"])
+def test_files_of_unknown_range_stop_a_training_and_are_named(check, odd_folder, tmp_path, feed):
+    for i in (0, 1):
+        Image.fromarray(np.zeros((10, 20), np.float32)).save(tmp_path / f"data/train/dog/{i}.jpg", format="TIFF")
+    code, out, err = check(*odd_folder, f"dataset.feed={feed}")
+    assert code == 2 and err.startswith("l2d: 2 damaged image file(s)")
+    assert rows(out, "of unknown range: refused") == [["2", "train/dog/0.jpg"]]
+    assert out.count("floating-point") == 2
+
+
+def test_below_an_image_stand_its_file_and_of_a_crowd_those_who_answered():
+    images = Images(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), PREPROCESSING, ["a/1.png", "a/2.png"])
+    split = Split(images, torch.tensor([0, 1]))
+    answers = {f"w{j}": np.array([-1, -1]) for j in range(20)}
+    answers["w7"], answers["w9"] = np.array([0, -1]), np.array([1, -1])
+    lines = [[text for text, _ in _lines(i, split, ["cat", "dog"], answers)] for i in (0, 1)]
+    assert lines == [["a/1.png", "✓ w7: cat", "✗ w9: dog"], ["a/2.png", "○ no answer"]]
+    few = {name: answers[name] for name in ("w0", "w7")}
+    assert [text for text, _ in _lines(0, split, ["cat", "dog"], few)] == ["a/1.png", "○ w0: no answer", "✓ w7: cat"]
+
+
+@pytest.mark.parametrize("standardise", ["true", "false"])
+def test_vectors_are_described_and_need_no_sheet(check, tmp_path, standardise):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 5)).astype(np.float16), rng.integers(0, 3, 50)
+    x[:, 3] = 7
+    split = np.array(["train", "test", "val", "train", "train"] * 10)
+    np.savez(tmp_path / "x.npz", x=x, y=y, split=split, answers=np.stack([y, (y + 1) % 3], axis=1))
+    settings = ("dataset=features", "dataset.path=x.npz", f"dataset.standardise={standardise}", "dataset.cache=cache")
+    code, out, err = check(*settings, "backbone=linear", "experts.num=null")
+    assert (code, err) == (0, "")
+    assert "features: 3 classes, 30 training and 10 test samples, 10 held out" in out
+    used = "standardised by the system" if standardise == "true" else "used as they are"
+    assert f"train inputs: vectors of 5 numbers in float16, {used}; constant: 1, numbers 4" in out
+    assert rows(out, "expert_0")[0] == ["100.00", "100.00", "100.00"]
+    assert rows(out, "train vectors (in their file's type)") == [["300", "B"]]
+    assert not (tmp_path / "contact_sheet.png").exists() and "Contact sheet" not in out

@@ -1,11 +1,16 @@
 """Backbones: K+J outputs, WideResNet as published, timm by name."""
 
+import socket
+import threading
+import time
+
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 from l2d.errors import UserError
-from l2d.models import MLP, timm_model
+from l2d.models import MLP, registry, timm_model
 from l2d.models.wide_resnet import WideResNet
 
 
@@ -81,3 +86,55 @@ def test_unknown_models_and_settings_are_refused():
         timm_model("resnet18", 13, (3, 64, 64), pretrained=False, widht=4)
     with pytest.raises(UserError, match="no pretrained weights"):
         timm_model("wrn28", 13, (3, 32, 32), pretrained=True)
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """Names are looked up forever, and nothing was downloaded before."""
+    from huggingface_hub import constants
+
+    end = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait(60) and [])
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.upper(), raising=False)
+    yield
+    end.set()
+
+
+@pytest.mark.parametrize(("name", "timeout"), [("resnet18", registry.ANSWER_TIMEOUT), ("gcvit_xxtiny", 0.2)])
+def test_without_a_network_pretrained_weights_fail_soon_with_the_way_out(no_network, monkeypatch, name, timeout):
+    """The first has its weights on the hub, the second at an address of its own."""
+    monkeypatch.setattr(registry, "ANSWER_TIMEOUT", timeout)
+    start = time.monotonic()
+    with pytest.raises(UserError, match=rf"weights of {name} .*does not answer.*backbone\.pretrained=FILE"):
+        timm_model(name, 13, (3, 64, 64), pretrained=True)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_weights_are_taken_from_a_file_except_the_last_layer(tmp_path, kind, channels):
+    path, published = tmp_path / f"weights.{kind}", timm.create_model("resnet10t", num_classes=1000)
+    save_file(published.state_dict(), path) if kind == "safetensors" else torch.save(published.state_dict(), path)
+    model = timm_model("resnet10t", 13, (channels, 64, 64), pretrained=str(path))
+    assert model.eval()(torch.randn(2, channels, 64, 64)).shape == (2, 13)
+    own, theirs = model.state_dict(), published.state_dict()
+    differ = {name for name in own if own[name].shape != theirs[name].shape or not torch.equal(own[name], theirs[name])}
+    assert differ == {"fc.weight", "fc.bias"} | ({"conv1.0.weight"} if channels == 1 else set())
+
+
+def test_files_without_the_weights_of_the_model_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"backbone\.pretrained=gone\.pth is no file"):
+        timm_model("resnet10t", 13, (3, 64, 64), pretrained="gone.pth")
+    (tmp_path / "text.pth").write_text("no weights")
+    with pytest.raises(UserError, match=r"text\.pth is damaged"):
+        timm_model("resnet10t", 13, (3, 64, 64), pretrained=str(tmp_path / "text.pth"))
+    torch.save({"something": torch.zeros(3)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"other\.pth does not hold the weights of resnet10t.*conv1"):
+        timm_model("resnet10t", 13, (3, 64, 64), pretrained=str(tmp_path / "other.pth"))
+    torch.save(timm.create_model("resnet14t").state_dict(), tmp_path / "larger.pth")
+    with pytest.raises(UserError, match="resnet10t"):
+        timm_model("resnet10t", 13, (3, 64, 64), pretrained=str(tmp_path / "larger.pth"))

@@ -17,13 +17,13 @@ from rich.progress import Progress
 from torch import Tensor
 
 from l2d.atomic import atomic_write
-from l2d.data.files import ImageFiles, open_image, refuse_too_large
+from l2d.data.files import ImageFiles, open_image, or_skip, refuse_too_large
 from l2d.data.manifest import cache_folder
 from l2d.data.resident import Images
 from l2d.errors import UserError, notify
 from l2d.place.memory import available_memory
 
-_FORMAT = "l2d images 3"
+_FORMAT = "l2d images 4"
 _TAIL = struct.Struct("<QI")  # bytes of the footer, checksum of everything before this tail
 _CHUNK = 256  # images decoded ahead of the writer
 
@@ -70,15 +70,14 @@ def _resident(files: ImageFiles) -> tuple[Images, list[int]]:
         raise UserError(f"{path} does not read back as it was written; choose another folder with dataset.cache.")
     images, damaged = found
     if damaged:
-        names = ", ".join(damaged[:5]) + (", ..." if len(damaged) > 5 else "")
+        names = ", ".join(list(damaged)[:5]) + (", ..." if len(damaged) > 5 else "")
         if files.on_error == "error":
             raise UserError(
-                f"{len(damaged)} of {len(files)} images cannot be read: {names}; replace them, "
-                "or leave them out with dataset.on_error=skip."
+                f"{len(damaged)} of {len(files)} images cannot be read: {names}; the first of them: "
+                + or_skip(next(iter(damaged.values())))
             )
         notify(f"{len(damaged)} of {len(files)} images cannot be read and are left out: {names}.")
-    unreadable = set(damaged)
-    kept = [i for i, name in enumerate(files.paths) if name not in unreadable]
+    kept = [i for i, name in enumerate(files.paths) if name not in damaged]
     return Images(images, files.preprocessing, [files.paths[i] for i in kept]), kept
 
 
@@ -86,8 +85,8 @@ def _kept_size(files: ImageFiles) -> int:
     return files.preprocessing.resize or files.preprocessing.shape[-1]
 
 
-def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
-    """Pixels and damaged files from the cache; None if it is missing, fails its checksum or has another key."""
+def _map(path: Path, key: str, size: int) -> tuple[Tensor, dict[str, str]] | None:
+    """Pixels and damaged files, each with its problem, from the cache; None if it is missing, fails its checksum or has another key."""
     try:
         content = np.memmap(path, dtype=np.uint8, mode="c")
     except (OSError, ValueError):  # not there, not readable, empty
@@ -106,22 +105,22 @@ def _map(path: Path, key: str, size: int) -> tuple[Tensor, list[str]] | None:
 def _write(path: Path, key: str, files: ImageFiles, size: int) -> None:
     """Write pixels, footer and tail atomically, so that no reader sees half a file."""
 
-    def pixels(name: str) -> bytes | None:
+    def pixels(name: str) -> bytes | str:
         try:
             return decode(files.root / name, size).tobytes()
-        except UserError:
-            return None
+        except UserError as error:
+            return str(error)
 
     def write(out: BinaryIO) -> None:
-        checksum, damaged = 0, []
+        checksum, damaged = 0, dict[str, str]()
         with ThreadPoolExecutor(files.workers or os.cpu_count()) as pool, _progress() as bar:
             text = f"decoding {len(files):,} images, once ({len(files) * 3 * size * size / 1e9:.1f} GB)"
             task = bar.add_task(text, total=len(files))
             for start in range(0, len(files), _CHUNK):
                 names = files.paths[start : start + _CHUNK]
                 for name, data in zip(names, pool.map(pixels, names), strict=True):
-                    if data is None:
-                        damaged.append(name)
+                    if isinstance(data, str):
+                        damaged[name] = data
                         continue
                     checksum = zlib.crc32(data, checksum)
                     out.write(data)

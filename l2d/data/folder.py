@@ -1,5 +1,7 @@
 """Your own images: a folder per class, or a manifest with labels and annotators' answers."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -124,6 +126,17 @@ def _walk(root: Path, names: dict[str, str]) -> list[dict[str, Any]]:
         {"path": str(path.relative_to(root)), "label": kind.name, "split": folder.name}
         for folder in (found[split] for split in ("train", "test", "held_out") if split in found)
         for kind in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-        for path in sorted(kind.rglob("*"))
+        for path in sorted(_files(kind))
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     ]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder, also behind links to folders; a folder that contains itself is entered once."""
+    entered = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(path) in entered:
+            folders.clear()
+            continue
+        entered.add(os.path.realpath(path))
+        yield from (Path(path, name) for name in names)

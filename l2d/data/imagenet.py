@@ -53,12 +53,12 @@ class Listed:
         return digest.hexdigest()
 
 
-def list_imagenet(root: str, subset: Literal["dogs"] | None, cache: str | None) -> Listed:
+def list_imagenet(root: str, subset: Literal["dogs"] | None, cache: str | None, follow_links: bool = False) -> Listed:
     """All class folders, or those of dogs; from the cached index where a folder has not changed since."""
     base = existing_root(root, "train", "val").resolve()
     wnids = _classes(base, subset == "dogs")
     folders = [f"{split}/{wnid}" for split in ("train", "val") for wnid in wnids]
-    return Listed(base, wnids, file_index(base, folders, cache_folder(cache)))
+    return Listed(base, wnids, file_index(base, folders, cache_folder(cache), follow_links))
 
 
 @listed_by(list_imagenet)
@@ -72,6 +72,7 @@ def imagenet_dogs(
     cache: str | None,
     workers: Annotated[int, Ge(0)] | None,
     on_error: Literal["error", "skip"],
+    follow_links: bool = False,
 ) -> Dataset:
     """The task over the classes found (all thousand, or `subset: dogs`), class = rank of the wnid; group: `dog`."""
     import torch
@@ -80,7 +81,7 @@ def imagenet_dogs(
     from l2d.data.images import image_preprocessing
 
     preprocessing = image_preprocessing(size, resize, augment)
-    listed = list_imagenet(root, subset, cache)
+    listed = list_imagenet(root, subset, cache, follow_links)
     splits = {}
     for role, split in (("train", "train"), ("test", "val")):
         files = [listed.index[f"{split}/{wnid}"][1] for wnid in listed.wnids]
@@ -118,17 +119,17 @@ def _classes(root: Path, only_dogs: bool) -> list[str]:
     return wnids
 
 
-def file_index(root: Path, folders: list[str], cache: Path) -> Index:
+def file_index(root: Path, folders: list[str], cache: Path, follow_links: bool = False) -> Index:
     """The images of every folder; from the cache where the folder has not changed since."""
-    path = cache / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.index2"
+    path = cache / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}.{'links' if follow_links else 'index2'}"
     known: Index = recall(path)
-    for folder in folders:
+    for folder in () if follow_links else folders:
         _refuse_outside(root, root / folder)
     stats = {folder: os.stat(root / folder) for folder in folders}
     stamps = {folder: f"{stat.st_ino} {stat.st_mtime_ns}" for folder, stat in stats.items()}
     stale = [folder for folder in folders if folder not in known or known[folder][0] != stamps[folder]]
     if stale:
-        listed = in_parallel(lambda folder: _images(root, folder), stale, "listing folders, once")
+        listed = in_parallel(lambda folder: _images(root, folder, follow_links), stale, "listing folders, once")
         for folder, (names, sizes) in zip(stale, listed, strict=True):
             settled = time.time_ns() - stats[folder].st_mtime_ns > SETTLED
             known[folder] = (stamps[folder] if settled else "", names, sizes)
@@ -136,7 +137,7 @@ def file_index(root: Path, folders: list[str], cache: Path) -> Index:
     return {folder: known[folder] for folder in folders}
 
 
-def _images(root: Path, folder: str) -> tuple[list[str], list[int]]:
+def _images(root: Path, folder: str, follow_links: bool) -> tuple[list[str], list[int]]:
     """Names and sizes of the images in a folder, by name."""
     try:
         with os.scandir(root / folder) as entries:
@@ -148,14 +149,14 @@ def _images(root: Path, folder: str) -> tuple[list[str], list[int]]:
                 ),
                 key=lambda entry: entry.name,
             )
+        for entry in images:
+            if entry.is_symlink() and not follow_links:
+                _refuse_outside(root, Path(entry.path))
+        return [entry.name for entry in images], [entry.stat().st_size for entry in images]
     except OSError as error:
-        raise UserError(f"{root / folder} cannot be listed ({error.strerror}).") from error
-    for entry in images:
-        if entry.is_symlink():
-            _refuse_outside(root, Path(entry.path))
-    return [entry.name for entry in images], [entry.stat().st_size for entry in images]
+        raise UserError(f"{error.filename or root / folder} cannot be listed ({error.strerror}).") from error
 
 
 def _refuse_outside(root: Path, path: Path) -> None:
     if not path.resolve().is_relative_to(root):
-        raise UserError(f"{path} leads out of {root}; put the images themselves below dataset.root.")
+        raise UserError(f"{path} leads out of {root} through a link; dataset.follow_links=true allows it.")

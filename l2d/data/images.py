@@ -16,7 +16,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 def image_dataset(name: str, manifest: Manifest, settings: ImageSettings) -> Dataset:
     """The dataset of a checked manifest; images that `on_error: skip` leaves out lose their labels and answers too."""
     preprocessing = image_preprocessing(settings["size"], settings["resize"], settings["augment"])
-    check_files(manifest.root, manifest.splits)
+    check_files(manifest.root, manifest.splits, settings.get("follow_links", False))
     files = {
         split: ImageFiles(
             manifest.root, listed.paths, preprocessing, settings["workers"], settings["on_error"], settings["cache"]

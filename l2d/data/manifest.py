@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from annotated_types import Ge
 
@@ -28,6 +28,7 @@ class ImageSettings(TypedDict):
     cache: str | None
     workers: AtLeast1 | None
     on_error: Literal["error", "skip"]
+    follow_links: NotRequired[bool]  # the configs of version 0.1 do not have it
 
 
 @dataclass
@@ -112,8 +113,11 @@ def class_index(value: Any, class_names: Sequence[str], where: str, indices: boo
     raise UserError(f"{where}: '{text}' is not a class; the classes are {known}{numbers}.")
 
 
-def check_files(root: Path, splits: dict[str, Listing]) -> None:
-    """UserError unless every listed image exists below the root and is listed once; notify about images that are not listed."""
+def check_files(root: Path, splits: dict[str, Listing], follow_links: bool) -> None:
+    """UserError unless every listed image exists below the root and is listed once; notify about images that are not listed.
+
+    A link that leads out of the root is refused unless `follow_links`.
+    """
     inside, seen = root.resolve(), set()
     for split, listed in splits.items():
         if not listed.paths:
@@ -121,12 +125,18 @@ def check_files(root: Path, splits: dict[str, Listing]) -> None:
         for name in listed.paths:
             try:
                 path, present = Path(name), (root / name).is_file()
-                outside = path.is_absolute() or ".." in path.parts or not (root / name).resolve().is_relative_to(inside)
+                outside = path.is_absolute() or ".." in path.parts
+                linked = not outside and not follow_links and not (root / name).resolve().is_relative_to(inside)
             except (TypeError, ValueError, OSError, RuntimeError) as error:  # not a string, not a file name, a loop
                 raise UserError(f"The {split} split lists {name!r}, which is not the path of an image.") from error
             if outside:
                 raise UserError(
                     f"The {split} split lists '{name}', which leads out of {root}; list only images below it."
+                )
+            if linked:
+                raise UserError(
+                    f"The {split} split lists '{name}', which leads out of {root} through a link; "
+                    "dataset.follow_links=true allows it."
                 )
             if not present:
                 raise UserError(

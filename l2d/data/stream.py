@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from l2d.data.augment import centre_crop, flip, random_box, random_resized_crop_flip
-from l2d.data.files import Box, ImageFiles, Size, read_box
+from l2d.data.files import Box, ImageFiles, Size, or_skip, read_box
 from l2d.data.resident import ImageFeed
 from l2d.data.seeds import mix
 from l2d.errors import UserError
@@ -80,7 +80,7 @@ class StreamFeed(ImageFeed):
         """Report damaged files, then start the copy to the device, which runs during the computation."""
         for path, problem in damaged.items():
             if self.files.on_error == "error":
-                raise UserError(f"{problem.removesuffix('.')}, or leave such files out with dataset.on_error=skip.")
+                raise UserError(or_skip(problem))
             if path not in self.reported:
                 logging.getLogger("l2d").warning("%s It is left out.", problem)
             self.reported.add(path)

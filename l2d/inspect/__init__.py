@@ -7,9 +7,9 @@ from l2d.compose import add_config_dir, compose
 from l2d.errors import Arguments, errors_as_sentences
 
 DESCRIPTION = """\
-Report on the data and experts of a configuration, without training: images per split and class, image sizes,
-groups, the accuracy of every annotator and expert, damaged files, the memory that training will take; and draw a
-contact sheet of images with their labels and answers.
+Report on the data and experts of a configuration, without training: samples per split and class, image sizes,
+groups, unusual and damaged files, the accuracy of every annotator and expert, missing answers, how far the experts
+fail together, the memory that training will take; and draw a contact sheet of images with their labels and answers.
 
   l2d data check dataset=cifar100 dataset.root=data
   l2d data check dataset=micebone dataset.root=data experts.num=8 --sheet micebone.png

@@ -71,20 +71,25 @@ def spread(labels: np.ndarray, usable: np.ndarray, seed: int) -> list[int]:
 
 
 def _lines(i: int, split: Split, class_names: list[str], answers: dict[str, np.ndarray]) -> list[tuple[str, str]]:
-    """(text, colour) of the lines below image i: its name, then one answer a line, then a count of those not shown."""
+    """(text, colour) of the lines below image i: its name, then one answer a line, then a count of those not shown.
+
+    Of many annotators only those who answered this image are shown.
+    """
     names = split.inputs.ids()
     source = f"image {i}" if names is None else names[i]
     lines = [(source if len(source) <= 30 else f"…{source[-29:]}", NONE[1])]
     given = {name: int(table[i]) for name, table in answers.items()}
+    if len(given) > MAX_ANSWERS:
+        given = {name: answer for name, answer in given.items() if answer != MISSING}
+        lines += [] if given else [(f"{NONE[0]} no answer", NONE[1])]
     shown = len(given) if len(given) <= MAX_ANSWERS else MAX_ANSWERS - 1
     for name, answer in list(given.items())[:shown]:
         symbol, color = NONE if answer == MISSING else RIGHT if answer == split.labels[i] else WRONG
         text = "no answer" if answer == MISSING else class_names[answer]
         lines.append((_short(f"{symbol} {_short(name, 14)}: {text}", 30), color))
     if rest := list(given.values())[shown:]:
-        right, missing = rest.count(int(split.labels[i])), rest.count(MISSING)
-        counts = f"{RIGHT[0]}{right} {WRONG[0]}{len(rest) - right - missing}" + f" {NONE[0]}{missing}" * bool(missing)
-        lines.append((f"{len(rest)} more: {counts}", "black"))
+        right = rest.count(int(split.labels[i]))
+        lines.append((f"{len(rest)} more: {RIGHT[0]}{right} {WRONG[0]}{len(rest) - right}", "black"))
     return lines
 
 
