@@ -405,6 +405,13 @@ def test_a_broken_config_is_named_and_the_others_are_kept(outputs, capsys, text)
 
 
 @pytest.mark.slow
+def test_an_epoch_whose_line_was_never_completed_is_not_read(tmp_path):
+    """0.12 may be the beginning of 0.1234, or of 0.12e9."""
+    folder = write_run(tmp_path, "ce", 4, 0, (10.0, 50, 50))
+    (folder / "metrics.csv").write_text("epoch,loss,system_error\n1,2.5,\n2,1.5,20\n3,0.12")
+    assert load_curves(load_runs(tmp_path))["epoch"].tolist() == [1, 2]
+
+
 def test_broken_parts_of_a_run_do_not_end_the_command(tmp_path, capsys):
     name = "a$\\foo$b"  # broken mathematics, if a figure took it for mathematics
     write_run(tmp_path / "runs", "ce", 4, 0, (30.0, 60, 50), dataset=name, metrics={"deferred_to": [1.0]})
