@@ -20,6 +20,7 @@ from l2d.report.blocks import make_blocks
 from l2d.report.cell_figures import deferred_to, overview
 from l2d.report.cli import main, write_report
 from l2d.report.findings import findings
+from l2d.report.load import load_curves
 from l2d.report.render import to_latex, to_markdown, to_text
 from l2d.report.settings import VERSION_1
 from l2d.report.tables import load_published, name_repeated
@@ -404,7 +405,6 @@ def test_a_broken_config_is_named_and_the_others_are_kept(outputs, capsys, text)
     assert str(broken) in line
 
 
-@pytest.mark.slow
 def test_an_epoch_whose_line_was_never_completed_is_not_read(tmp_path):
     """0.12 may be the beginning of 0.1234, or of 0.12e9."""
     folder = write_run(tmp_path, "ce", 4, 0, (10.0, 50, 50))
@@ -412,6 +412,7 @@ def test_an_epoch_whose_line_was_never_completed_is_not_read(tmp_path):
     assert load_curves(load_runs(tmp_path))["epoch"].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_broken_parts_of_a_run_do_not_end_the_command(tmp_path, capsys):
     name = "a$\\foo$b"  # broken mathematics, if a figure took it for mathematics
     write_run(tmp_path / "runs", "ce", 4, 0, (30.0, 60, 50), dataset=name, metrics={"deferred_to": [1.0]})
