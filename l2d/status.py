@@ -5,9 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from l2d.atomic import read_text
 from l2d.errors import Arguments, UserError, errors_as_sentences, notify, show, visible
-from l2d.tracking.read import HEADLINE, checked_manifest, checked_result, read_result
+from l2d.tracking.read import HEADLINE, checked_manifest, checked_result, epoch_lines, read_result
 from l2d.tracking.run_folder import MANIFESTS, headline, in_use
 
 SIGNS = {"finished": "#", "running": ">", "interrupted": "!", "failed": "x", "damaged": "?", "missing": "."}
@@ -99,7 +98,7 @@ def _grid(runs: list[tuple[dict[str, Any], str]]) -> list[str]:
 
 def _last_epoch(folder: Path) -> str:
     try:
-        row = list(csv.DictReader(read_text(folder / "metrics.csv").splitlines()))[-1]
+        row = list(csv.DictReader(epoch_lines(folder)))[-1]
         shown = [f"{key} {float(row[key]):.2f}" for key in ("loss", *HEADLINE) if row.get(key)]
         return "  ".join([f"epoch {int(row['epoch'])}", *shown])
     except (OSError, ValueError, LookupError, TypeError, csv.Error):  # no file yet, a damaged one

@@ -68,14 +68,14 @@ def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[
     composed = {tuple(cell.literal()): cell.config for cell in todo}
     loader: Any = _Composed(context.config_loader, composed)
     launcher.hydra_context = HydraContext(loader, context.callbacks)
-    started = time.time()
+    started = time.monotonic()
     interrupted: SweepInterrupted | None = None
     try:
         returns = launcher.launch([cell.literal() for cell in todo], initial_job_idx=0) if todo else []
     except SweepInterrupted as stop:
         returns, interrupted = stop.returns, stop
     outcomes = [returned._return_value for returned in returns]
-    exit_code = _summarise(todo, outcomes, len(cells) - len(todo), time.time() - started)
+    exit_code = _summarise(todo, outcomes, len(cells) - len(todo), time.monotonic() - started)
     if interrupted:
         raise interrupted
     if exit_code:

@@ -38,7 +38,7 @@ from l2d.data.dataset import Generated
 from l2d.models import MLP
 from l2d.place import watch
 
-watch.END_S = 2.0
+watch.END_S = 8.0
 
 def dropout_net(num_outputs, image_shape):
     return torch.nn.Sequential(

@@ -243,6 +243,7 @@ def test_the_processes_of_a_sweep_take_the_gpus_in_turn(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     chosen = []
     for number in (1, 2, 3):
         monkeypatch.setattr(current_process(), "name", f"{PROCESS_NAME}-{number}")

@@ -20,6 +20,7 @@ from l2d.report.blocks import make_blocks
 from l2d.report.cell_figures import deferred_to, overview
 from l2d.report.cli import main, write_report
 from l2d.report.findings import findings
+from l2d.report.load import load_curves
 from l2d.report.render import to_latex, to_markdown, to_text
 from l2d.report.settings import VERSION_1
 from l2d.report.tables import load_published, name_repeated
@@ -402,6 +403,13 @@ def test_a_broken_config_is_named_and_the_others_are_kept(outputs, capsys, text)
     assert len(load_runs(outputs)) == 14
     (line,) = capsys.readouterr().err.splitlines()
     assert str(broken) in line
+
+
+def test_an_epoch_whose_line_was_never_completed_is_not_read(tmp_path):
+    """0.12 may be the beginning of 0.1234, or of 0.12e9."""
+    folder = write_run(tmp_path, "ce", 4, 0, (10.0, 50, 50))
+    (folder / "metrics.csv").write_text("epoch,loss,system_error\n1,2.5,\n2,1.5,20\n3,0.12")
+    assert load_curves(load_runs(tmp_path))["epoch"].tolist() == [1, 2]
 
 
 @pytest.mark.slow

@@ -222,9 +222,11 @@ class Watch:
         if self._has_left(run, GRACE_S):
             return
         if INTERRUPT and signal.getsignal(INTERRUPT) == self._interrupted:
-            signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
-            if self._has_left(run, END_S):
-                return
+            deadline = time.monotonic() + END_S
+            while time.monotonic() < deadline:  # again and again: code that ignores errors may be what is interrupted
+                signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
+                if self._has_left(run, 1.0):
+                    return
         notify(f"Process {self.rank} stops, because {self._problem()}.")
         os._exit(2)
 

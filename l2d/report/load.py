@@ -10,14 +10,13 @@ import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 
-from l2d.atomic import read_bytes
 from l2d.errors import UserError, notify, visible
 from l2d.evaluation.metrics import HEADLINE, REFERENCE
 from l2d.identity import choices, settings
 from l2d.report.methods import method_name
 from l2d.report.metrics import LARGEST, read_metrics, read_number, read_own_metrics, read_whole
 from l2d.report.settings import block_settings, differences, method_settings
-from l2d.tracking.read import YAML_LOADER, checked_result, config_text
+from l2d.tracking.read import YAML_LOADER, checked_result, config_text, epoch_lines
 
 BLOCK = ["dataset", "experts", "setting"]  # one table of the report
 CELL = [*BLOCK, "base", "num_experts", "method"]  # one cell of it: what is averaged over seeds
@@ -135,7 +134,7 @@ def _fingerprint(config: dict) -> str:
 def _epochs(path: Path) -> pd.DataFrame:
     """metrics.csv as numbers; without rows where it is absent, empty or cut off, without numbers that are out of range."""
     try:
-        rows = pd.read_csv(io.BytesIO(read_bytes(path / "metrics.csv"))).apply(pd.to_numeric, errors="coerce")
+        rows = pd.read_csv(io.StringIO("\n".join(epoch_lines(path)))).apply(pd.to_numeric, errors="coerce")
     except (OSError, ValueError):
         return pd.DataFrame({"epoch": []})
     if "epoch" not in rows:

@@ -45,6 +45,12 @@ def checked_result(folder: Path) -> dict[str, Any] | None:
     return result
 
 
+def epoch_lines(folder: Path) -> list[str]:
+    """The lines of metrics.csv; without the last one if it was never completed, because its last number may be cut."""
+    *lines, _ = read_text(folder / "metrics.csv").split("\n")
+    return lines
+
+
 def checked_manifest(path: Path) -> dict[str, Any] | None:
     """The cells of a sweep, as a file of .sweeps lists them; None where there is no file, UserError where it is damaged."""
     from l2d.tracking.schemas import SweepManifest
