@@ -22,6 +22,7 @@ FREE_GROUPS = {
     "hydra", "logger", "output_dir", "verbose", "force", "plan", "resume", "evaluation", "rule", "record", "record_mb",
 }  # fmt: skip
 FREE_KEYS = {
+    "experts": {"costs"},
     "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs", "rank_timeout_minutes"},
     "dataset": {"root", "path", "human", "workers", "cache", "follow_links", "download", "verify"},
 }
@@ -70,9 +71,13 @@ _notify_once = lru_cache(maxsize=32)(notify)  # a plan has many cells
 
 
 def evaluated_with(cfg: DictConfig) -> dict[str, str]:
-    """Identifies the settings that a finished run is reported with: `rule` and `evaluation`."""
-    groups = [_canonical({group: plain(cfg[group])}) for group in ("rule", "evaluation")]
-    return {group: eight_digits(chosen | code_digests(chosen)) for chosen in groups for group in chosen}
+    """Identifies the settings that a finished run is reported with: `rule` with the experts' costs, and `evaluation`."""
+    costs = {"costs": plain(cfg.experts.costs)} if cfg.experts.get("costs") is not None else {}
+    digests = {}
+    for group, more in (("rule", costs), ("evaluation", {})):
+        chosen = _canonical({group: plain(cfg[group])})
+        digests[group] = eight_digits(chosen | code_digests(chosen) | _canonical(more))
+    return digests
 
 
 def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:

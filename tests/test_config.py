@@ -44,6 +44,7 @@ NEEDS = {"animal": "animal", "dog": "dog", "specialist": "specialty"}  # experts
 FREE = {  # choices that leave a result as it is
     "trainer.device": "cpu",
     "trainer.log_every": 7,
+    "experts.costs": 0.1,
     "logger": {"_target_": "l2d.tracking.trackers.WandbTracker", "name": "wandb"},
     "output_dir": "elsewhere",
     "verbose": False,

@@ -6,7 +6,9 @@ import random
 import pytest
 import torch
 
+from l2d import train
 from l2d.decisions import decide
+from l2d.errors import UserError
 from l2d.evaluation import outcome_of
 from l2d.losses import DeferralLoss
 
@@ -119,3 +121,40 @@ def test_spending_a_budget_by_gap_is_best_in_expectation_at_every_coverage():
     orders += [(best / own).argsort(descending=True), (best.logit() - own.logit()).argsort(descending=True)]
     assert all((ours >= expected(order) - 1e-12).all() for order in orders)
     assert (ours > expected(orders[-2]) + 1e-3).any()
+
+
+COSTS = (
+    "dataset.num_train=1000",
+    "dataset.num_test=400",
+    "trainer.epochs=5",
+    "backbone.hidden=32",
+    "experts.num=3",
+    "loss=ce",
+)
+
+
+def test_what_an_expert_costs_decides_whether_it_is_asked(composed, tmp_path):
+    """Decided after the training, so the run is the same; a cost of zero changes nothing, and above one nobody is asked."""
+    free = train.run(with_output(composed(*COSTS), tmp_path))
+    (folder,) = tmp_path.glob("*/*")
+    coverage = [free["coverage"]]
+    for cost in (0, 0.2, 0.5, 1.5):
+        priced = train.run(with_output(composed(*COSTS, f"experts.costs={cost}"), tmp_path))
+        assert cost != 0 or priced == free
+        coverage.append(priced["coverage"])
+    assert coverage == sorted(coverage) and coverage[-1] == 100 > coverage[0]
+    one = train.run(with_output(composed(*COSTS, "experts.costs=[2,0,2]"), tmp_path))
+    assert one["deferred_to"][0] == one["deferred_to"][2] == 0 < one["deferred_to"][1]
+    assert list(tmp_path.glob("*/*")) == [folder]
+
+
+@pytest.mark.parametrize("costs", ["[0.1,0.2]", "-0.1", "[0.1,nan,0.2]", "cheap"])
+def test_costs_that_cannot_be_meant_are_refused_before_the_training(composed, tmp_path, costs):
+    with pytest.raises(UserError, match=r"experts\.costs="):
+        train.run(with_output(composed(*COSTS, f"experts.costs={costs}"), tmp_path))
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def with_output(cfg, folder):
+    cfg.output_dir = str(folder)
+    return cfg

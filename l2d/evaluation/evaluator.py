@@ -1,13 +1,14 @@
 """From a system and a split to everything that a run reports."""
 
 from collections.abc import Callable
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
-from l2d.config import bind, build
+from l2d.config import bind, build, plain
 from l2d.data import Batch, Loader
 from l2d.decisions import Decision
 from l2d.errors import UserError
@@ -22,7 +23,7 @@ from l2d.training.loop import Predicted, forward, predict
 
 PROBE_SIZE = 64  # training samples on which underfitting is looked at after every epoch
 # What a target of `rule` or `evaluation` may ask for by name.
-RULE_OFFERS = ("beliefs", "num_classes", "available", "order", "held_out")
+RULE_OFFERS = ("beliefs", "num_classes", "available", "order", "held_out", "costs")
 EVALUATION_OFFERS = ("outcome", "held_out", "system")
 
 
@@ -55,8 +56,25 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], t
 
 
 def chosen_rule(cfg: DictConfig) -> Callable[..., Decision]:
-    """`rule`, to be called with what RULE_OFFERS names."""
-    return partial(build, cfg, "rule", Decision)
+    """`rule`, to be called with what RULE_OFFERS names; `experts.costs` are among it already."""
+
+    def decided(**offered: Any) -> Decision:
+        costs = expert_costs(cfg, offered["beliefs"].shape[1] - offered["num_classes"])
+        return build(cfg, "rule", Decision, **offered, costs=costs)
+
+    return decided
+
+
+def expert_costs(cfg: DictConfig, num_experts: int) -> Tensor | None:
+    """[J] what asking each expert costs, in units of a right answer; None where it costs nothing."""
+    costs = plain(cfg.experts.get("costs"))
+    if costs is None:
+        return None
+    if isinstance(costs, list) and len(costs) != num_experts:
+        raise UserError(
+            f"experts.costs={costs} has {len(costs)} entries for {num_experts} experts; give one each, or one for all."
+        )
+    return torch.tensor(costs, dtype=torch.float64).expand(num_experts)
 
 
 def chosen_metrics(cfg: DictConfig) -> list[Metric]:
@@ -89,6 +107,10 @@ def check_evaluation(cfg: DictConfig) -> None:
     chosen_metrics(cfg)
     if "beliefs" not in bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]:
         raise UserError(f"rule._target_={cfg.rule._target_} has no parameter `beliefs`, by which a rule decides.")
+    if cfg.experts.get("costs") is not None and "costs" not in bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]:
+        raise UserError(
+            f"experts.costs={plain(cfg.experts.costs)}: rule={cfg.rule.get('name')} does not weigh costs; choose rule=best."
+        )
     if cfg.evaluation._target_:
         bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
 
@@ -99,6 +121,7 @@ class Evaluator:
     def __init__(self, cfg: DictConfig, system: System, task: Task, place: Place, train: Loader):
         self.cfg, self.system, self.task, self.place = cfg, system, task, place
         check_evaluation(cfg)
+        expert_costs(cfg, task.num_experts)  # refused before the training
         self.loaders = {
             name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
             for name, split in task.splits().items()
