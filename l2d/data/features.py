@@ -270,7 +270,7 @@ def split_rows(split: np.ndarray | None, count: int, test_share: float, seed: in
     return rows
 
 
-def check_finite(values: np.ndarray, file: Path, chunk: int = 1 << 16) -> None:
+def check_finite(values: np.ndarray, file: Path, chunk: int = 1 << 13) -> None:
     """UserError at the first value that is NaN or infinite."""
     for start in range(0, len(values), chunk):
         good = np.isfinite(values[start : start + chunk])

@@ -12,7 +12,7 @@ from l2d.data.dataset import Preprocessing
 from l2d.place import Place
 from l2d.place.memory import available_memory
 
-CHUNK = 1 << 16  # rows that are converted at a time where all are read
+CHUNK = 1 << 13  # rows that are converted at a time where all are read
 
 
 @dataclass
