@@ -157,7 +157,8 @@ def violation(words: list[str], folder: Path, end: Ended) -> str | None:
         return "no single sentence"
     if not (folder / "here").is_dir():
         return "removes the folder it was started in"
-    writes = words[0] in ("report", "data", "evaluate") and end.code == 0  # files that are no run
+    # Files that are no run. `data check` draws its sheet in any case: it shows what is wrong.
+    writes = words[0] == "data" or (words[0] in ("report", "evaluate") and end.code == 0)
     for path in folder.rglob("*"):
         if path.name.endswith("tmp"):
             return f"leaves {path.name}"

@@ -249,7 +249,7 @@ def _tree(path: Path, rng: random.Random, outside: Path) -> str:
             tree: Any = list(csv.reader(text.splitlines()))
         else:
             tree = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError, RecursionError):
+    except (ValueError, csv.Error, yaml.YAMLError, RecursionError):
         return _bytes(path, rng, outside)
     places = list(_places(tree))
     if not places:
