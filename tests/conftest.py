@@ -3,6 +3,7 @@
 import logging
 from functools import cache
 
+import children  # noqa: F401  starts the server of all child processes
 import numpy as np
 import pytest
 import torch

@@ -74,9 +74,12 @@ ACTS = {
 }
 
 def moment(name):  # EVENTS="loading 1 kill" says what happens when, and in which rank
+    open(f"{name}.{os.environ['RANK']}", "w").close()
     for event in filter(None, os.environ.get("EVENTS", "").split(",")):
         when, rank, act = event.split()
         if (when, rank) == (name, os.environ["RANK"]):
+            while name == "listing" and not os.path.exists(f"{name}.{1 - int(rank)}"):
+                time.sleep(0.05)  # until the processes have met
             ACTS[act]()
 
 class Net(MLP):

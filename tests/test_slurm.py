@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ SETTING = (
 MODULE = ("-m", "l2d", "train")
 TWO_TASKS = f"""#!/bin/bash
 #SBATCH --ntasks=2 --gpus=1 --partition=grace --output=ddp.txt --open-mode=append
-srun --kill-on-bad-exit=1 {sys.executable} {" ".join(MODULE)} {" ".join(SETTING)}
+srun --kill-on-bad-exit=1 {shlex.join([sys.executable, *MODULE, *SETTING])}
 """
 
 
