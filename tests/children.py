@@ -4,13 +4,11 @@ import multiprocessing
 import os
 import resource
 import sys
-from multiprocessing import forkserver
 
 from child import run_and_exit
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.job", "l2d.train", "torch._dynamo"])  # so that a child starts at once
-forkserver.ensure_running()  # before a test of the streaming loader starts it with less
 
 
 def start(*arguments: str, output: str = "output.txt", limit: tuple | None = None, **environment: str):

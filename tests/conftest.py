@@ -2,8 +2,9 @@
 
 import logging
 from functools import cache
+from multiprocessing import forkserver
 
-import children  # noqa: F401  starts the server of all child processes
+import children  # noqa: F401  says what the server of child processes imports
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from l2d.identity import register_resolvers
 from l2d.source import _folders, source_digest
 
 torch.set_num_threads(1)
+forkserver.ensure_running()  # before a test of the streaming loader starts it with less
 
 
 @pytest.fixture(autouse=True)

@@ -59,8 +59,9 @@ def chosen_rule(cfg: DictConfig) -> Callable[..., Decision]:
     """`rule`, to be called with what RULE_OFFERS names; `experts.costs` are among it already."""
 
     def decided(**offered: Any) -> Decision:
-        costs = expert_costs(cfg, offered["beliefs"].shape[1] - offered["num_classes"])
-        return build(cfg, "rule", Decision, **offered, costs=costs)
+        if cfg.experts.get("costs") is not None:
+            offered["costs"] = expert_costs(cfg, offered["beliefs"].shape[1] - offered["num_classes"])
+        return build(cfg, "rule", Decision, **offered)
 
     return decided
 

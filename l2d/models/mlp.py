@@ -18,8 +18,8 @@ class MLP(nn.Sequential):
         self,
         num_outputs: int,
         image_shape: tuple[int, ...],
-        layers: Annotated[int, Ge(0)],
         hidden: Annotated[int, Ge(1)] = 1,
+        layers: Annotated[int, Ge(0)] = 0,
     ):
         weights = hidden * (prod(image_shape) + max(layers - 1, 0) * hidden + num_outputs)
         needed = 3 * 4 * weights + 4096 * layers  # weights, gradients and momentum; Python objects of a layer
