@@ -17,6 +17,7 @@ from test_report import blocks_of, write_run
 from l2d import cli
 from l2d.atomic import atomic_write, open_to_append, read_text
 from l2d.errors import UserError, notify, sentence, show, visible
+from l2d.report import load_runs
 from l2d.report.cli import write_report
 from l2d.report.render import to_csv, to_markdown, to_text
 from l2d.status import describe
@@ -388,3 +389,12 @@ def test_ctrl_c_outside_of_a_run_is_no_traceback(l2d, monkeypatch):
     for replacement in (interrupted, interrupted_in_cleaning_up):
         monkeypatch.setattr("l2d.status.describe", replacement)
         assert l2d("status", ".") == (130, "", "l2d: Stopped.\n")
+
+
+def test_a_folder_whose_name_is_no_text_is_left_out_of_tables_by_name(tmp_path, capfd):
+    """pandas keeps strings in UTF-8 where pyarrow is installed."""
+    write_run(tmp_path, "ce", 4, 0, VALUES)
+    odd = write_run(tmp_path, "ce", 4, 1, VALUES)
+    odd.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    assert len(load_runs(tmp_path)) == 1
+    assert "\\udcff" in capfd.readouterr().err

@@ -75,6 +75,7 @@ def _read(path: Path) -> Run | None:
     """The run in one folder; None, with a notice, if it cannot be read."""
     file = path / "config.yaml"
     try:
+        str(path).encode()  # a table cannot hold a name that is not UTF-8
         config = _visible(yaml.load(config_text(path), Loader=YAML_LOADER))
         chosen = choices(OmegaConf.create(config))
         file = path / "result.json"
