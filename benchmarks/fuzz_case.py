@@ -92,7 +92,7 @@ def bad_output(end: Ended) -> str | None:
 
 
 def is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+    return unicodedata.category(character) in ("Cc", "Cs") and character != "\n"
 
 
 def one_sentence(end: Ended) -> bool:

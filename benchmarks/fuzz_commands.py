@@ -148,7 +148,8 @@ def violation(words: list[str], folder: Path, end: Ended) -> str | None:
     stopped = "interrupted" in runs.values() or "Stopped before the first step" in end.stderr
     if end.stopped and not (end.code == 128 + signal.SIGTERM and stopped):
         return f"hangs (exit code {end.code} once told to stop)"
-    if wrong := bad_output(end):
+    verbose = any(word.startswith("hydra.verbose=") for word in words)  # Hydra's own tables have tabs
+    if wrong := bad_output(end._replace(stdout=end.stdout.replace("\t", " ")) if verbose else end):
         return wrong
     if end.code not in (0, 2) and not end.stopped:
         return f"exit code {end.code}"
@@ -157,15 +158,17 @@ def violation(words: list[str], folder: Path, end: Ended) -> str | None:
         return "no single sentence"
     if not (folder / "here").is_dir():
         return "removes the folder it was started in"
-    # Files that are no run. `data check` draws its sheet in any case: it shows what is wrong.
-    writes = words[0] == "data" or (words[0] in ("report", "evaluate") and end.code == 0)
+    writes = words[0] in ("report", "data", "evaluate") and end.code == 0  # files that are no run
     for path in folder.rglob("*"):
         if path.name.endswith("tmp"):
             return f"leaves {path.name}"
         if path.is_dir() and path != folder / "here" and not any(path.iterdir()):
             return f"leaves the empty folder {path.name}"
         inside = path.parent == folder or ".sweeps" in path.parts or any(p in runs for p in path.parents)
-        if path.is_file() and not inside and not writes:
+        sheet = (
+            words[0] == "data" and path.is_file() and path.read_bytes().startswith(b"\x89PNG")
+        )  # shows what is wrong
+        if path.is_file() and not inside and not writes and not sheet:
             return f"leaves {path.relative_to(folder)} behind without a run"
     for path, status in runs.items():
         if status == "running" or not (path / "config.yaml").exists():

@@ -325,7 +325,7 @@ tracker.start(folder.name, config, folder)
 for epoch in (1, 2):
     tracker.log({"epoch": epoch, "loss": 1.0 / epoch})
 tracker.finish({"status": "failed"})
-print(time.monotonic() - began)
+print(time.monotonic() - began, time.monotonic())
 """
 
 
@@ -389,11 +389,11 @@ def test_if_wandb_does_not_answer_the_run_is_kept_on_disk_within_seconds(tmp_pat
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
     env |= {"HOME": str(tmp_path), "WANDB_BASE_URL": endpoint} | (SECRETS if key else {})
     command = [sys.executable, "-c", ONLINE, str(folder), config]
-    began = time.monotonic()
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    whole = time.monotonic() - began
+    over = time.monotonic()  # the same clock in all processes
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 12 and whole < float(done.stdout) + 20, "no delay at the end of the program either"
+    seconds, finished = map(float, done.stdout.split())
+    assert seconds < 12 and over < finished + 8, "no delay at the end of the program either"
     (path,) = re.findall(r"upload (?:it|the rest) with: wandb sync (\S+)", done.stderr)
     (file,) = Path(path).glob("*.wandb")
     kept = read_wandb(file)
