@@ -11,8 +11,7 @@ from itertools import combinations, permutations, product
 import torch
 from torch import Tensor
 
-from l2d.losses import ce, ova, picce, vanilla
-from l2d.losses.base import BELIEFS
+from l2d.losses import Base, ce, ova, picce, vanilla
 
 
 def outcomes(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,9 +91,9 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
     return scores.detach()[risks().argmin()]
 
 
-def estimates(scores: Tensor, num_classes: int, base: Callable) -> Tensor:
+def estimates(scores: Tensor, num_classes: int, base: Base) -> Tensor:
     """[eta_1..eta_K, Acc_1..Acc_J] as the scores [..., K+J] imply them; with PiCCE only the highest Acc is an estimate."""
-    return BELIEFS[base](scores, num_classes)
+    return base.beliefs(scores, num_classes)
 
 
 def independent_experts(eta: Tensor, matrix: Tensor) -> Tensor:
@@ -150,7 +149,7 @@ def survey(cases: int, seed: int) -> dict[str, float]:
         found[f"cases: Condition 1 {verdict}, a local minimum puts another expert first"] += wrong_minimum
 
         for formulation, base in product((vanilla, picce), (ce, ova)):
-            loss = f"{formulation.__name__}-{base.__name__}"
+            loss = f"{formulation.__name__}-{base.name}"
             scores = minimise(joint, formulation, base)
             estimated_eta, estimated_accuracy = estimates(scores, num_classes, base).split([num_classes, num_experts])
             deviation(f"eta, {loss}", estimated_eta, eta)
