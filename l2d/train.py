@@ -66,8 +66,8 @@ def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop:
         folder.start(facts, resumed=state.restore())
         folder.rows = state.rows
         tracker.start(folder.path.name, plain(cfg), folder.path)
-        reporter.start(facts, state.total_epochs, len(loader), cfg.trainer.batch_size)
-        for row in fit(state, loader, reporter.step):
+        reporter.start(facts, state.total_epochs, cfg.trainer.batch_size)
+        for row in fit(state, reporter.step):
             last = row["epoch"] == state.total_epochs
             row |= evaluator.row(row["epoch"], final=last)
             folder.add_epoch(row, last)

@@ -149,6 +149,12 @@ def test_user_mistakes_end_in_a_sentence_and_leave_no_files(cli, arguments, says
     assert not Path("outputs").exists()
 
 
+def test_a_refused_run_leaves_no_folder_that_hydra_made_for_it(cli, tmp_path):
+    code, _, err = cli(*TINY, "hydra.output_subdir=x", "loss._target_=torch.nn.Linear")
+    assert code == 2 and "torch.nn.Linear" in err
+    assert not list(tmp_path.rglob("*"))
+
+
 def test_a_folder_given_by_hand_that_holds_another_run_is_refused_with_the_keys_that_differ(cli):
     assert cli(*TINY, "hydra.run.dir=mine")[0] == 0
     before = Path("mine/result.json").read_text()

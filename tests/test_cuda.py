@@ -220,7 +220,7 @@ def test_a_step_waits_for_the_device_only_at_the_log_interval(
     state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
     state.check_every = check_every
     with Waiting(state) as waiting, Fetching(state) as fetching:
-        next(fit(state, loader, lambda *step: None))
+        next(fit(state, lambda *step: None))
     assert set(waiting.steps) == set(fetching.steps) == expected
     assert waiting.operations > 12 * 20
 
@@ -429,7 +429,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(composed, tmp_path, monke
         system = ScoreSystem(lambda outputs: MLP(outputs, (3, 8, 8), 8, 1), DeferralLoss("picce", "ce", K), K, J)
         state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        next(fit(state, loader, lambda *step: None))
+        next(fit(state, lambda *step: None))
     assert norms[:2] == pytest.approx(norms[2:], rel=1e-5) and min(norms) > 0.1
 
 

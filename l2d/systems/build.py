@@ -24,16 +24,17 @@ class Sizes(NamedTuple):
     input_shape: tuple[int, ...]  # of one input
     complete: bool  # no answer is missing
     statistics: tuple[Sequence[float], Sequence[float]] | None = None  # mean and deviation of inputs that are vectors
+    num_train: int = 0  # training samples
 
 
 def load_system(cfg: DictConfig, task: Task) -> System:
     """The system of a config for a task: new, or started from the run that `init` names; `freeze` keeps parts fixed."""
     given = task.preprocessing
     statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
-    sizes = Sizes(task.num_classes, task.num_experts, given.shape, task.complete, statistics)
+    sizes = Sizes(task.num_classes, task.num_experts, given.shape, task.complete, statistics, len(task.train))
     system = make_system(cfg, sizes)
     if cfg.init:
-        start_from(system, Path(cfg.init), task.class_names)
+        system.started_from(start_from(system, Path(cfg.init), task.class_names))
     freeze(system, list(cfg.freeze))
     return system
 
@@ -55,7 +56,8 @@ def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> Sy
         raise UserError(
             f"loss._target_={cfg.loss._target_} makes an object of type {type(loss).__name__}; name what makes a function."
         )
-    return build(cfg, "system", System, **offered, backbone=backbone, loss=loss)
+    more = {"backbone": backbone, "loss": loss, "num_train": sizes.num_train, "seed": cfg.seed}
+    return build(cfg, "system", System, **offered, **more)
 
 
 def freeze(system: nn.Module, names: list[str]) -> None:

@@ -36,9 +36,9 @@ class ProgressReporter:
         self.last_step: tuple[float, int] | None = None  # (time, step in the epoch)
         self.first_row: tuple[float, int] | None = None  # (time, epoch)
 
-    def start(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> None:
+    def start(self, facts: dict[str, Any], epochs: int, batch_size: int) -> None:
         """Print the header and show the bar."""
-        self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
+        self.epochs, self.batch_size = epochs, batch_size
         self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
         if not self.quiet:
@@ -63,8 +63,8 @@ class ProgressReporter:
         if bar:
             bar.stop()
 
-    def step(self, epoch: int, step: int, loss: float) -> None:
-        """Show the loss after `step` of `self.steps` steps; epochs count from 0."""
+    def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
+        """Show the loss after `step` of `steps` steps; epochs count from 0."""
         if not self.bar:
             return
         text, now = f"loss {loss:.4f}", time.monotonic()
@@ -73,7 +73,7 @@ class ProgressReporter:
             text += f"  {(step - last_step) * self.batch_size / max(now - before, 1e-9):,.0f} images/s"
         self.last_step = now, step
         what = f"{self.what} {epoch + 1}/{self.epochs}"
-        self.bar.update(self.task, completed=epoch + step / self.steps, description=text, what=what)
+        self.bar.update(self.task, completed=epoch + step / steps, description=text, what=what)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Show the metrics of a finished epoch."""
