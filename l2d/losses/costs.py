@@ -1,7 +1,6 @@
 """Training for the cost of asking, one for all experts; without a cost these are the losses that they are derived from."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from l2d.errors import UserError, notify
 from l2d.losses.base import Base
-from l2d.losses.deferral import DeferralLoss, Power, Weight
+from l2d.losses.deferral import DeferralLoss, Parts
 
 Cost = Annotated[float, Ge(0)]
 
@@ -23,22 +22,14 @@ class CostSensitive(DeferralLoss):
     cost, compares eta_k + c with Acc_j, as argmax(theta) does.
     """
 
-    def __init__(
-        self,
-        formulation: str | Callable,
-        base: str,
-        num_classes: int,
-        classes: Literal["all", "best"],
-        cost: Cost | list[Cost] | None,
-        complete: bool = False,
-        weight: Weight = 1.0,
-        q: Power | None = None,
-    ):
-        super().__init__(formulation, base, num_classes, complete, weight, q)
+    def __init__(self, classes: Literal["all", "best"], cost: Cost | list[Cost] | None, **parts: Unpack[Parts]):
+        super().__init__(**parts)
         if not isinstance(self.base, Base):
-            raise UserError(f"loss.base={base} cannot be taught a distribution over the classes; choose a base of l2d.")
+            raise UserError(
+                f"loss.base={parts['base']} cannot be taught a distribution over the classes; choose another."
+            )
         self.classes, self.cost = classes, _one_cost(cost)
-        self.total = 1 + self.cost * (num_classes if classes == "all" else 1)
+        self.total = 1 + self.cost * (self.num_classes if classes == "all" else 1)
 
     def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
         label = F.one_hot(labels, self.num_classes)  # [B, K]

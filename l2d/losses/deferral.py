@@ -1,7 +1,7 @@
 """The loss that training minimises: formulation x base x weight, averaged over the batch."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,17 @@ from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, soft_picce
 NO_SCORE = -1e30  # of an expert who did not answer: no part in a softmax, a sigmoid of 0, and finite
 Weight = Annotated[float, Interval(gt=0, le=1e6)] | Literal["balanced"]
 Power = Annotated[float, Interval(gt=0, le=1)]
+
+
+class Parts(TypedDict):
+    """What every DeferralLoss is made of."""
+
+    formulation: str | Callable
+    base: str | Callable
+    num_classes: int
+    complete: NotRequired[bool]
+    weight: NotRequired[Weight]
+    q: NotRequired[Power | None]
 
 
 class DeferralLoss(nn.Module):
