@@ -16,6 +16,8 @@ from l2d.errors import UserError, sentence
 OWN_KEYS = {
     "name", "resample", "correlation", "answer_rate", "schedule", "warmup_epochs", "metrics", "annotators", "costs",
 }  # fmt: skip
+# Keys of a group that are the framework's alone, though a target may have a parameter of the same name.
+FRAMEWORK_KEYS = {"rule": {"available", "absence", "loss_matrix"}}
 
 
 def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:
@@ -41,7 +43,7 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
     """The function that `build` calls, and its arguments; UserError if it cannot be called with them."""
     from l2d.settings import shown, validate, yaml_hint
 
-    settings = plain(cfg[group])
+    settings = {key: value for key, value in plain(cfg[group]).items() if key not in FRAMEWORK_KEYS.get(group, ())}
     target = settings.pop("_target_", None)
     function = _import(group, target)
     parameters = _parameters(f"{group}._target_={target}", function)

@@ -39,7 +39,7 @@ WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previou
 OUTCOME = "outcome.safetensors"
 OWN_WORDS = ("ckpt=", "out=", "trust=")
 CALLED = ("dataset", "experts", "backbone", "loss", "system", "rule", "evaluation")  # groups whose targets are called
-FROM_OUTCOME = {"evaluation", "rule"}  # groups that can change without predicting again
+FROM_OUTCOME = {"evaluation", "rule", "costs"}  # groups that can change without predicting again
 
 
 class Run(NamedTuple):
@@ -136,7 +136,12 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
                 raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
     cfg.init, cfg.freeze = None, []
     check(cfg)
-    return cfg, {change.key_or_group.partition(".")[0] for change in parsed}
+    return cfg, {_touched(str(change.key_or_group)) for change in parsed}
+
+
+def _touched(key: str) -> str:
+    """The group of a key; what asking costs is no part of the experts that answered."""
+    return "costs" if key == "experts.costs" else key.partition(".")[0]
 
 
 def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     """Load the weights, predict the test set of the setting and evaluate it."""
     from l2d.data import Loader
-    from l2d.evaluation.evaluator import evaluate, predict_splits
+    from l2d.evaluation.evaluator import Known, evaluate, predict_splits
     from l2d.place import Place, Ranks
     from l2d.systems import load_system
     from l2d.task import load_task
@@ -209,7 +214,7 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
         for name, split in task.splits().items()
         if name != "train"
     }
-    return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), task.truth)
+    return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), Known.of(task))
 
 
 def trained_weights(path: Path, run: Run) -> "Weights":

@@ -123,8 +123,8 @@ def test_models_score_on_the_device_and_bf16_scores_give_a_float32_loss(fake, ma
 def test_decisions_are_made_on_the_device(batch):
     scores, _, answers = batch
     decision = decide(scores, K, costs=torch.zeros(J), available=answers >= 0)  # costs are moved to the beliefs
-    assert {part.device.type for part in decision} == {"cuda"}
-    assert [tuple(part.shape) for part in decision] == [(B,), (B,), (B, J), (B, J)]
+    assert {part.device.type for part in decision[:4]} == {"cuda"}
+    assert [tuple(part.shape) for part in decision[:4]] == [(B,), (B,), (B, J), (B, J)]
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -65,6 +65,8 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
         "best_expert_accuracy": max((a for a in accuracy if a is not None), default=None),
         "majority_vote_accuracy": 100 * majority / voted if voted else None,
         "any_expert_correct": 100 * anyone / n,
+        "system_cost": None,
+        "questions_asked": 100 * (n - kept) / n,
         "deferred_to": [100 * c / n for c in to],
         "expert_accuracy": accuracy,
         "answered": [100 * given / n for given in given_by],
@@ -103,6 +105,8 @@ def test_an_example_worked_by_hand():
             "best_expert_accuracy": 40.0,  # expert 1 on samples 3 and 4 of 5; expert 0 on sample 2 of 4
             "majority_vote_accuracy": 20.0,  # sample 2 alone: of two, the first is followed where they differ
             "any_expert_correct": 60.0,  # samples 2, 3, 4
+            "system_cost": None,  # nothing has a price
+            "questions_asked": 40.0,
             "deferred_to": [20.0, 20.0],
             "expert_accuracy": [25.0, 40.0],
             "answered": [80.0, 100.0],

@@ -7,9 +7,11 @@ import torch
 from hydra.errors import HydraException
 
 from l2d.compose import compose
+from l2d.decisions import Cases, Deployment
 from l2d.errors import UserError, _is_user_error, sentence
 from l2d.evaluate import find_run
-from l2d.evaluation.evaluator import check_evaluation, chosen_rule
+from l2d.evaluation.evaluator import check_evaluation
+from l2d.evaluation.rules import rule_of
 from l2d.experts import Drawing, make_panel
 from l2d.systems import load_system
 from l2d.task import hold_out, load_task
@@ -35,11 +37,17 @@ def test_experts_that_are_neither_matrix_nor_panel_are_refused(tiny_dataset):
         make_panel(torch.nn.Identity(), tiny_dataset(2), Drawing())
 
 
+def outcome_under(cfg):
+    beliefs = torch.full((1, 3), 0.5)
+    cases = Cases(beliefs, torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), beliefs, Deployment(["ann"]))
+    return rule_of(cfg, None, None)(cases)
+
+
 def test_a_rule_is_refused_before_the_training_and_what_it_returns_after(composed):
     with pytest.raises(UserError, match=r"rule\._target_=os\.getcwd"):
         check_evaluation(composed("rule._target_=os.getcwd"))
     with pytest.raises(UserError, match=r"rule\._target_=os\.getcwd .* Decision"):
-        chosen_rule(composed("rule._target_=os.getcwd"))()
+        outcome_under(composed("rule._target_=os.getcwd"))
 
 
 def test_errors_of_hydra_while_composing_are_user_errors(composed):

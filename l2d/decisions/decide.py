@@ -1,6 +1,6 @@
 """The one decision of the package: the action with the highest utility, [eta_1 .. eta_K, Acc_j - cost_j - price_j]."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,11 @@ class Decision(NamedTuple):
     predicted: Tensor  # [N] the class that the system answers where it asks nobody
     expert: Tensor  # [N] the expert with the highest utility, asked or not
     gain: Tensor  # [N, J]; -inf for an expert who is not available
-    asked: Tensor  # [N, J] bool
+    asked: Tensor  # [N, J] bool; several: a committee
+    answer: Tensor | None = (
+        None  # [N] where a rule forms it from what was said; None: the asked expert's, else `predicted`
+    )
+    facts: dict[str, Any] | None = None  # what a rule says about itself in result.json
 
     @property
     def deferred(self) -> Tensor:
@@ -65,7 +69,8 @@ def decide(
     order = beliefs.new_zeros(1).expand(beliefs.shape) if order is None else order  # zeros: no order among equals
     rows = zip(beliefs.split(ROWS), utility.split(ROWS), order.split(ROWS), strict=True)
     parts = [_decide(*some, num_classes) for some in rows]
-    return Decision(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    predicted, expert, gain, asked = (torch.cat(column) for column in zip(*(part[:4] for part in parts), strict=True))
+    return Decision(predicted, expert, gain, asked)
 
 
 def _decide(beliefs: Tensor, utility: Tensor, order: Tensor, num_classes: int) -> Decision:

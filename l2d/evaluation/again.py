@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from l2d.errors import UserError
-from l2d.evaluation.evaluator import Evaluated, evaluate
+from l2d.evaluation.evaluator import Evaluated, Known, evaluate
 from l2d.evaluation.kept import Kept, read_kept
 from l2d.systems import Sizes, System, make_system, read_weights
 from l2d.systems.weights import NAME
@@ -27,7 +27,9 @@ def evaluate_kept(cfg: DictConfig, folder: Path, result: dict[str, Any]) -> Eval
         system.load_state_dict(read_weights(folder / NAME).tensors, strict=False)
     _refuse_other_sizes(kept, system, sizes, folder / "result.json")
     truth = load_task(cfg).truth if result["data"]["truth"] else None
-    return evaluate(cfg, system, {name: split.predicted for name, split in kept.items()}, truth)
+    experts = [expert["name"] for expert in result["experts"]]
+    known = Known(result["class_names"], experts, kept["test"].ids, truth)
+    return evaluate(cfg, system, {name: split.predicted for name, split in kept.items()}, known)
 
 
 def _refuse_other_sizes(kept: dict[str, Kept], system: System, sizes: Sizes, path: Path) -> None:

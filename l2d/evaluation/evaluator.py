@@ -1,20 +1,18 @@
 """From a system and a split to everything that a run reports."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
-from l2d.config import bind, build, plain
+from l2d.config import bind, build
 from l2d.data import Batch, Loader
-from l2d.decisions import Decision
 from l2d.errors import UserError
 from l2d.evaluation.bayes import bayes_optimum
 from l2d.evaluation.metrics import METRICS, Metric, measure
 from l2d.evaluation.outcome import Outcome, observe
+from l2d.evaluation.rules import RULE_OFFERS, check_callable, check_rule, deployment_of, rule_needs, rule_of
 from l2d.identity import evaluated_with
 from l2d.place import Place
 from l2d.systems import System
@@ -22,9 +20,20 @@ from l2d.task import Task, Truth, hold_out
 from l2d.training.loop import Predicted, forward, predict
 
 PROBE_SIZE = 64  # training samples on which underfitting is looked at after every epoch
-# What a target of `rule` or `evaluation` may ask for by name.
-RULE_OFFERS = ("beliefs", "num_classes", "available", "order", "held_out", "costs")
 EVALUATION_OFFERS = ("outcome", "held_out", "system")
+
+
+class Known(NamedTuple):
+    """What is known about the test samples beside what the system says about them."""
+
+    class_names: list[str]
+    expert_names: list[str]
+    ids: Sequence[str] | None = None  # of the samples
+    truth: Truth | None = None
+
+    @classmethod
+    def of(cls, task: Task) -> "Known":
+        return cls(task.class_names, task.expert_names, task.test.inputs.ids(), task.truth)
 
 
 class Evaluated(NamedTuple):
@@ -34,21 +43,17 @@ class Evaluated(NamedTuple):
     result: dict[str, Any]  # metrics, bayes, evaluation, and under which settings
 
 
-def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], truth: Truth | None) -> Evaluated:
+def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], known: Known) -> Evaluated:
     """Everything that a run reports, from the outputs of `test` and, where it exists, `held_out`."""
-    outcomes = {}
-    check_costs(cfg, system, predicted["test"].answers.shape[1])
-    if "held_out" in predicted:
-        outcomes["held_out"] = observe(system, predicted["held_out"])
-    held_out = outcomes.get("held_out")
-    outcome = observe(system, predicted["test"], chosen_rule(cfg), truth, held_out=held_out)
-    outcomes["test"] = outcome
+    outcomes, truth = decided(cfg, system, predicted, known), known.truth
+    outcome, held_out = outcomes["test"], outcomes.get("held_out")
     full = None
     if cfg.evaluation._target_:
         full = build(cfg, "evaluation", dict, outcome=outcome, held_out=held_out, system=system)
     result = {
         "metrics": measure(outcome, chosen_metrics(cfg)),
-        "bayes": bayes_optimum(truth) if truth else None,
+        "bayes": bayes_optimum(truth, outcome.costs) if truth else None,
+        "decision": outcome.decision.facts,
         "evaluation": full,
         "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
         "evaluated_with": evaluated_with(cfg),
@@ -56,41 +61,16 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], t
     return Evaluated(outcomes, result)
 
 
-def chosen_rule(cfg: DictConfig) -> Callable[..., Decision]:
-    """`rule`, to be called with what RULE_OFFERS names; `experts.costs` are among it already."""
-
-    def decided(**offered: Any) -> Decision:
-        if cfg.experts.get("costs") is not None:
-            offered["costs"] = expert_costs(cfg, offered["beliefs"].shape[1] - offered["num_classes"])
-        return build(cfg, "rule", Decision, **offered)
-
-    return decided
-
-
-def expert_costs(cfg: DictConfig, num_experts: int) -> Tensor | None:
-    """[J] what asking each expert costs, in units of a right answer; None where it costs nothing."""
-    costs = plain(cfg.experts.get("costs"))
-    if costs is None:
-        return None
-    if isinstance(costs, list) and len(costs) != num_experts:
-        raise UserError(
-            f"experts.costs={costs} has {len(costs)} entries for {num_experts} experts; give one each, or one for all."
-        )
-    return torch.tensor(costs, dtype=torch.float64).expand(num_experts)
-
-
-def check_costs(cfg: DictConfig, system: System, num_experts: int) -> None:
-    """Refuse costs that the system's beliefs are not good enough for."""
-    costs = expert_costs(cfg, num_experts)
-    if costs is None or not costs.any() or system.vouches_for == "all":
-        return
-    unequal = bool((costs != costs[0]).any())
-    if unequal or system.vouches_for == "none":
-        what = "one cost for all experts" if system.vouches_for == "top" else "no cost"
-        raise UserError(
-            f"experts.costs={plain(cfg.experts.costs)}: loss={cfg.loss.get('name')} with system={cfg.system.get('name')} can weigh {what}, "
-            "because its beliefs about the experts are no estimates; choose loss=balanced_ce, ova or decoupled."
-        )
+def decided(cfg: DictConfig, system: System, predicted: dict[str, Predicted], known: Known) -> dict[str, Outcome]:
+    """The outcome on `test` under the rule of the config, and on `held_out`, where it exists, without one."""
+    deployment = deployment_of(cfg, known.expert_names, len(known.class_names))
+    check_rule(cfg, system, deployment, "held_out" in predicted)
+    outcomes = {}
+    if "held_out" in predicted:
+        outcomes["held_out"] = observe(system, predicted["held_out"], deployment=deployment)
+    rule = rule_of(cfg, outcomes.get("held_out"), known.ids)
+    outcomes["test"] = observe(system, predicted["test"], rule, known.truth, deployment)
+    return outcomes
 
 
 def predict_splits(system: System, loaders: dict[str, Loader], seed: int, settle: bool) -> dict[str, Predicted]:
@@ -136,12 +116,7 @@ def own_metrics(cfg: DictConfig) -> list[Metric]:
 def check_evaluation(cfg: DictConfig) -> None:
     """Refuse metrics, a rule or an evaluation that cannot be called, before the training instead of after it."""
     chosen_metrics(cfg)
-    if "beliefs" not in bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]:
-        raise UserError(f"rule._target_={cfg.rule._target_} has no parameter `beliefs`, by which a rule decides.")
-    if cfg.experts.get("costs") is not None and "costs" not in bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]:
-        raise UserError(
-            f"experts.costs={plain(cfg.experts.costs)}: rule={cfg.rule.get('name')} does not weigh costs; choose rule=best."
-        )
+    check_callable(cfg)
     if cfg.evaluation._target_:
         bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
 
@@ -152,7 +127,9 @@ class Evaluator:
     def __init__(self, cfg: DictConfig, system: System, task: Task, place: Place, train: Loader):
         self.cfg, self.system, self.task, self.place = cfg, system, task, place
         check_evaluation(cfg)
-        check_costs(cfg, system, task.num_experts)
+        self.known = Known.of(task)
+        deployment = deployment_of(cfg, task.expert_names, task.num_classes)
+        check_rule(cfg, system, deployment, task.held_out is not None)
         if system.fitted_on_held_out and task.held_out is None:
             raise UserError(
                 f"held_out={cfg.held_out:g}: system={cfg.system.get('name')} is fitted on held-out data after training; set held_out=0.2."
@@ -176,7 +153,7 @@ class Evaluator:
             self.place.ranks.broadcast_buffers(self.system)
         if final:
             predicted = predict_splits(self.system, self.loaders, self.cfg.seed, settle=True)
-            self.evaluated = evaluate(self.cfg, self.system, predicted, self.task.truth)
+            self.evaluated = evaluate(self.cfg, self.system, predicted, self.known)
             row |= self.evaluated.result["metrics"]
         elif every and epoch % every == 0:
             row |= measure(self._observed(), chosen_metrics(self.cfg))
@@ -187,8 +164,8 @@ class Evaluator:
 
     def _observed(self) -> Outcome:
         """The outcome on the test split as the system is now; held-out data are predicted only for a rule that uses them."""
-        uses = self.system.fitted_on_held_out or "held_out" in bind(self.cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
+        arguments = bind(self.cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
+        uses = self.system.fitted_on_held_out or rule_needs(self.cfg).held_out or "held_out" in arguments
         loaders = {name: loader for name, loader in self.loaders.items() if uses or name == "test"}
         predicted = predict_splits(self.system, loaders, self.cfg.seed, settle=True)
-        held_out = observe(self.system, predicted["held_out"]) if "held_out" in predicted else None
-        return observe(self.system, predicted["test"], chosen_rule(self.cfg), held_out=held_out)
+        return decided(self.cfg, self.system, predicted, self.known)["test"]

@@ -67,6 +67,19 @@ def any_expert_correct(outcome: Outcome) -> float:
     return 100 * _count(outcome.experts_right.any(dim=1)) / len(outcome.labels)
 
 
+def system_cost(outcome: Outcome) -> float | None:
+    """What errors and questions cost together, per 100 cases; None where neither has a price."""
+    deployment = outcome.deployment
+    if deployment is None or (deployment.costs is None and deployment.loss_matrix is None):
+        return None
+    return 100 * float((outcome.loss + outcome.spent).mean())
+
+
+def questions_asked(outcome: Outcome) -> float:
+    """How many questions are asked in 100 cases; with at most one question a case, 100 - coverage."""
+    return 100 * _count(outcome.decision.asked) / len(outcome.labels)
+
+
 def deferred_to(outcome: Outcome) -> list[float]:
     """Share of samples on which each expert is asked."""
     return [100 * count / len(outcome.labels) for count in outcome.decision.asked.sum(dim=0).tolist()]
@@ -92,6 +105,8 @@ METRICS: list[Metric] = [
     Metric("best_expert_accuracy", "Best single expert (%)", "higher", best_expert_accuracy, role="reference"),
     Metric("majority_vote_accuracy", "Majority vote (%)", "higher", majority_vote_accuracy, role="reference"),
     Metric("any_expert_correct", "Any expert right (%)", "higher", any_expert_correct, role="reference"),
+    Metric("system_cost", "System cost", "lower", system_cost),
+    Metric("questions_asked", "Questions per 100 cases", "lower", questions_asked),
     Metric("deferred_to", "Deferred to each expert (%)", "higher", deferred_to),
     Metric("expert_accuracy", "Accuracy of each expert (%)", "higher", expert_accuracy),
     Metric("answered", "Answered by each expert (%)", "higher", answered),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from l2d.decisions import Decision, decide, pick
+from l2d.decisions import Cases, Decision, Deployment, pick
 from l2d.decisions.decide import ROWS
 from l2d.systems import ScoreSystem, System
 from l2d.task import Truth
@@ -28,10 +28,34 @@ class Outcome:
     vouches_for: Literal["all", "top", "none"] = "none"  # the experts whose believed accuracy can be relied on
     samples: Tensor | None = None  # [N] which ones of the split these are; None: all of them
     truth: Truth | None = None
+    deployment: Deployment | None = None
 
     @property
     def num_classes(self) -> int:
         return self.beliefs.shape[1] - self.answers.shape[1]
+
+    @property
+    def costs(self) -> Tensor | None:
+        """What asking each expert costs, [J]; None where it costs nothing."""
+        return self.deployment.costs if self.deployment else None
+
+    @cached_property
+    def spent(self) -> Tensor:
+        """What was paid for asking, [N], in units of a right answer."""
+        asked = self.decision.asked.double()  # [N, J]
+        return asked @ self.costs if self.costs is not None else asked.new_zeros(len(asked))
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """What the final answer costs, [N]: 1 where it is wrong, or as the loss matrix says."""
+        matrix = self.deployment.loss_matrix if self.deployment else None
+        return (~self.right).double() if matrix is None else matrix[self.labels, self.answer.long()].double()
+
+    def cases(self) -> Cases:
+        """To fit a rule on."""
+        order = self.outputs if self.outputs.shape == self.beliefs.shape else self.beliefs
+        deployment = self.deployment or Deployment([f"expert_{j}" for j in range(self.answers.shape[1])])
+        return Cases(self.beliefs, self.answers, self.recorded, order, deployment, self.labels)
 
     @cached_property
     def recorded(self) -> Tensor:
@@ -60,7 +84,9 @@ class Outcome:
 
     @cached_property
     def answer(self) -> Tensor:
-        """The final answer: the asked expert's, else the predicted class, [N]."""
+        """The final answer, [N]: what the rule made of all that it heard, or the asked expert's, else the predicted class."""
+        if self.decision.answer is not None:
+            return self.decision.answer
         given = pick(self.answers, self.decision.expert).to(self.decision.predicted.dtype)
         return torch.where(self.decision.deferred, given, self.decision.predicted)
 
@@ -93,33 +119,28 @@ def outcome_of(scores: Tensor, labels: Tensor, answers: Tensor, loss: Any) -> Ou
 def observe(
     system: System,
     predicted: Predicted,
-    rule: Callable[..., Decision] = decide,
+    rule: Callable[[Cases], Decision] = Cases.decide,
     truth: Truth | None = None,
-    **fitted_on: Any,
+    deployment: Deployment | None = None,
 ) -> Outcome:
     """Let a rule decide by what the system believes, and return the outcome.
 
-    Only an expert whose answer is recorded is available: what nobody said cannot be scored. The rule gets `beliefs`,
-    `num_classes`, `available`, `order`, and whatever else it is `fitted_on` (such as the `held_out` outcome).
+    Only an expert whose answer is recorded is available: what nobody said cannot be scored.
     """
-    beliefs = _believed(system, predicted.outputs)  # [N, K+J]
+    beliefs, outputs = _believed(system, predicted.outputs), predicted.outputs  # [N, K+J], [N, *]
     answers = predicted.answers
-    decision = rule(
-        beliefs=beliefs,
-        num_classes=beliefs.shape[1] - answers.shape[1],
-        available=answers >= 0,
-        order=predicted.outputs if predicted.outputs.shape == beliefs.shape else beliefs,
-        **fitted_on,
-    )
+    order = outputs if outputs.shape == beliefs.shape else beliefs
+    deployment = deployment or Deployment([f"expert_{j}" for j in range(answers.shape[1])])
     return Outcome(
         labels=predicted.labels,
         answers=answers,
-        outputs=predicted.outputs,
+        outputs=outputs,
         beliefs=beliefs,
-        decision=decision,
+        decision=rule(Cases(beliefs, answers, answers >= 0, order, deployment)),
         vouches_for=system.vouches_for,
         samples=predicted.samples,
         truth=truth,
+        deployment=deployment,
     )
 
 

@@ -1,0 +1,165 @@
+"""The rule of a config, with what it is offered: costs, who is there, held-out cases. Refusals come before the training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from l2d.config import bind, build, plain
+from l2d.data.manifest import cell_text
+from l2d.data.seeds import mix
+from l2d.data.tables import read_rows
+from l2d.decisions import Cases, Decision, Deployment, Needs
+from l2d.errors import UserError
+from l2d.evaluation.outcome import Outcome
+from l2d.systems import System
+
+# What a target of `rule` may ask for by name.
+RULE_OFFERS = ("cases", "beliefs", "num_classes", "available", "order", "costs", "expert_names", "held_out")
+ENOUGH = {"all": ("all",), "top": ("all", "top"), "none": ("all", "top", "none")}
+
+
+def deployment_of(cfg: DictConfig, expert_names: list[str], num_classes: int) -> Deployment:
+    """The experts of a run, what asking them costs (`experts.costs`), and what errors cost (`rule.loss_matrix`)."""
+    return Deployment(expert_names, expert_costs(cfg, len(expert_names)), loss_matrix(cfg, num_classes))
+
+
+def expert_costs(cfg: DictConfig, num_experts: int) -> Tensor | None:
+    """[J] what asking each expert costs, in units of a right answer; None where it costs nothing."""
+    costs = plain(cfg.experts.get("costs"))
+    if costs is None:
+        return None
+    if isinstance(costs, list) and len(costs) != num_experts:
+        raise UserError(
+            f"experts.costs={costs} has {len(costs)} entries for {num_experts} experts; give one each, or one for all."
+        )
+    return torch.tensor(costs, dtype=torch.float64).expand(num_experts)
+
+
+def loss_matrix(cfg: DictConfig, num_classes: int) -> Tensor | None:
+    """[K, K] what answering column k costs where row y is true; None: 1 for every error."""
+    given = plain(cfg.rule.get("loss_matrix"))
+    if given is None:
+        return None
+    shape = f"{num_classes} lists of {num_classes} numbers >= 0, with 0 for the right answers"
+    if (
+        not isinstance(given, list)
+        or [len(row) if isinstance(row, list) else -1 for row in given] != [num_classes] * num_classes
+    ):
+        raise UserError(f"rule.loss_matrix={given} must be {shape}.")
+    matrix = torch.tensor(given, dtype=torch.float64)
+    if not matrix.isfinite().all() or (matrix < 0).any() or matrix.diagonal().any():
+        raise UserError(f"rule.loss_matrix={given} must be {shape}.")
+    return matrix
+
+
+def rule_of(cfg: DictConfig, held_out: Outcome | None, ids: Sequence[str] | None) -> Callable[[Cases], Decision]:
+    """`rule`, as a function of cases; `ids` are the names of the samples it will decide about."""
+
+    def decided(cases: Cases) -> Decision:
+        cases = replace(cases, available=cases.available & present(cfg, cases, ids))
+        fitted_on = None
+        if held_out is not None:
+            fitted_on = held_out.cases()
+            named = isinstance(plain(cfg.rule.get("available")), list)
+            if named:
+                fitted_on = replace(fitted_on, available=fitted_on.available & present(cfg, fitted_on, None))
+        cases = replace(cases, held_out=fitted_on)
+        return build(cfg, "rule", Decision, **{**cases.offers(), "held_out": held_out})
+
+    return decided
+
+
+def present(cfg: DictConfig, cases: Cases, ids: Sequence[str] | None) -> Tensor:
+    """[N, J] who is there: all but those whom `rule.available` leaves out (names, or a file with a column per expert), and but
+    a share `rule.absence` of all (case, expert) at random."""
+    names, count = cases.deployment.expert_names, len(cases.answers)
+    available, absence = plain(cfg.rule.get("available")), plain(cfg.rule.get("absence"))
+    there = torch.ones(count, len(names), dtype=torch.bool)
+    if isinstance(available, list):
+        unknown = [name for name in available if name not in names]
+        if unknown or not available:
+            raise UserError(f"rule.available={available}: the experts are {', '.join(names)}.")
+        there &= torch.tensor([name in available for name in names])
+    elif isinstance(available, str):
+        there &= _listed(available, names, ids, count)
+    elif available is not None:
+        raise UserError(f"rule.available={available} must be a list of experts, or the path of a table.")
+    if absence is not None:
+        if not isinstance(absence, int | float) or not 0 <= absence <= 1:
+            raise UserError(f"rule.absence={absence} must be a share between 0 and 1.")
+        generator = torch.Generator().manual_seed(mix(cfg.seed, 7, count))
+        there &= torch.rand(count, len(names), generator=generator) >= absence
+    return there
+
+
+def _listed(path: str, names: list[str], ids: Sequence[str] | None, count: int) -> Tensor:
+    """[N, J] from a table: a row per case, by its `id` or in the order of the test set, and a column per expert (1 or 0)."""
+    rows = read_rows(Path(path), names)
+    if rows and "id" in rows[0]:
+        by_id = {str(row.get("id")): row for row in rows}
+        absent = [name for name in ids or () if name not in by_id]
+        if ids is None or absent:
+            which = f"{absent[0]} is not in it" if absent else "the samples of this dataset have no ids"
+            raise UserError(f"rule.available={path} has a column id, and {which}; give a row for each test sample.")
+        rows = [by_id[name] for name in ids]
+    if len(rows) != count:
+        raise UserError(
+            f"rule.available={path} has {len(rows)} rows for {count} test samples; give one each, or a column id."
+        )
+    for number, row in enumerate(rows, start=1):
+        for name in names:
+            if cell_text(row[name]) not in ("0", "1"):
+                raise UserError(f"rule.available={path}, row {number}, {name}={row[name]} must be 1 (is there) or 0.")
+    return torch.tensor([[cell_text(row[name]) == "1" for name in names] for row in rows])
+
+
+def rule_needs(cfg: DictConfig) -> Needs:
+    """What the rule says that it needs; a rule of one's own that says nothing needs nothing."""
+    function, _ = bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))
+    return getattr(function, "needs", Needs("none", False))
+
+
+def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out: bool) -> None:
+    """Refuse a rule or costs that this system cannot serve."""
+    wanted = rule_needs(cfg)
+    method = f"loss={cfg.loss.get('name')} with system={cfg.system.get('name')}"
+    rule = f"rule={cfg.rule.get('name')}"
+    if wanted.held_out and not held_out:
+        raise UserError(f"{rule} is fitted on held-out data, and held_out=0; train with held_out=0.2.")
+    vouches, costs = system.vouches_for, deployment.costs
+    if vouches not in ENOUGH[wanted.vouches_for]:
+        raise UserError(
+            f"{rule} needs estimates of {_whose(wanted.vouches_for)}, which {method} does not give; {CHOOSE}"
+        )
+    if costs is not None and costs.any():
+        unequal = bool((costs != costs[0]).any())
+        if vouches not in ENOUGH["all" if unequal else "top"]:
+            raise UserError(
+                f"experts.costs={plain(cfg.experts.costs)} need estimates of {_whose('all' if unequal else 'top')}, which {method} "
+                f"does not give; {CHOOSE}"
+            )
+
+
+CHOOSE = "choose loss=balanced_ce, ova or decoupled."
+
+
+def _whose(vouches_for: str) -> str:
+    return "every expert's accuracy" if vouches_for == "all" else "the best expert's accuracy"
+
+
+def check_callable(cfg: DictConfig) -> None:
+    """Refuse a rule that cannot be called, before the training instead of after it."""
+    arguments: dict[str, Any] = bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
+    if not {"beliefs", "cases"} & set(arguments):
+        raise UserError(
+            f"rule._target_={cfg.rule._target_} has no parameter `beliefs` or `cases`, by which a rule decides."
+        )
+    if cfg.experts.get("costs") is not None and not {"costs", "cases"} & set(arguments):
+        raise UserError(
+            f"experts.costs={plain(cfg.experts.costs)}: rule={cfg.rule.get('name')} does not weigh costs; choose rule=best."
+        )
