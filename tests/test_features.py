@@ -285,6 +285,8 @@ def test_a_validation_split_of_the_file_is_the_held_out_one(tmp_path, monkeypatc
 def test_a_linear_model_takes_larger_steps(composed):
     features = ("dataset=features", "dataset.path=data.npz")
     assert composed(*features).optim.lr == composed("dataset=micebone").optim.lr == 3e-4
-    assert composed(*features, "backbone=linear").optim.lr == composed("optim=adamw", "backbone=linear").optim.lr == 3e-3
+    assert (
+        composed(*features, "backbone=linear").optim.lr == composed("optim=adamw", "backbone=linear").optim.lr == 3e-3
+    )
     assert composed(*features, "backbone=linear", "optim.lr=0.1").optim.lr == 0.1
     assert composed(*features, "backbone=linear", "optim=sgd_cosine").optim.lr == 0.1
