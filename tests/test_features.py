@@ -117,6 +117,12 @@ def test_names_of_classes_gaps_and_probabilities(tmp_path):
     assert load(tmp_path / "b.csv", annotators=[]).class_names == ["cat", "dog"]
 
 
+def test_a_column_without_a_name_is_no_annotator(tmp_path):
+    pd.read_csv(write(tmp_path / "data.csv")).to_csv(tmp_path / "index.csv")
+    dataset = load(tmp_path / "index.csv")
+    assert list(dataset.annotators) == ["ada", "bob"] and dataset.num_classes == 3
+
+
 def test_the_separator_is_seen_in_the_header(tmp_path):
     file = write(tmp_path / "data.csv")
     comma, semicolon = load(file), tmp_path / "semicolon.csv"

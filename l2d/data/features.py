@@ -27,6 +27,7 @@ ARRAYS = ("x", "y", "answers", "split", "probabilities", "names", "ids", "classe
 SHAPES = {"y": "[N]", "answers": "[N, J]", "probabilities": "[N, J, K]", "split": "[N]", "ids": "[N]"}
 SUFFIXES = (".npz", ".parquet", ".csv", ".tsv")
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of its extra field
+UNNAMED = "Unnamed: "  # what pandas calls a column without a name, such as the index that it wrote
 NO_CLASS = {"", str(MISSING)}
 
 
@@ -198,7 +199,7 @@ def read_table(
             raise UserError(
                 f"dataset.{key}={named} fits no column of {file} that is free for it; its columns are {shown}."
             )
-    others = [c for c in free if c not in chosen]
+    others = [c for c in free if c not in chosen and not c.startswith(UNNAMED)]
     half = all(frame[column].dtype == np.float16 for column in chosen)
     x = np.empty((len(frame), len(chosen)), np.float16 if half else np.float32)
     for d, column in enumerate(chosen):

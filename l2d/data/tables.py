@@ -71,7 +71,7 @@ def delimiter(header: str) -> str:
 
 
 def _read_delimited(path: Path) -> list[dict[str, Any]]:
-    """Rows of text."""
+    """Rows of text, without a column that has no name: the index that pandas writes."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
         reader = csv.DictReader(
@@ -87,4 +87,5 @@ def _read_delimited(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
+        row.pop("", None)
     return rows
