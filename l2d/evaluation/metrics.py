@@ -70,7 +70,9 @@ def any_expert_correct(outcome: Outcome) -> float:
 def system_cost(outcome: Outcome) -> float | None:
     """What errors and questions cost together, per 100 cases; None where neither has a price."""
     deployment = outcome.deployment
-    if deployment is None or (deployment.costs is None and deployment.loss_matrix is None):
+    if deployment is None or (
+        deployment.loss_matrix is None and not (deployment.costs is not None and deployment.costs.any())
+    ):
         return None
     return 100 * float((outcome.loss + outcome.spent).mean())
 

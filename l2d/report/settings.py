@@ -13,7 +13,7 @@ NOT_COMPARED = (FREE_GROUPS - {"rule"}) | {"seed", "loss", "system"}
 KEYS_NOT_COMPARED = {**FREE_KEYS, "trainer": FREE_KEYS["trainer"] | {"eval_every"}, "experts": {"num"}}
 # Settings that version 0.1 did not have, with the values that it used.
 VERSION_1: dict[str, Any] = {
-    "rule": {"_target_": "l2d.decisions.decide", "name": "best"},
+    "rule": {"_target_": "l2d.decisions.best", "name": "best", "loss_matrix": None, "available": None, "absence": None},
     "init": None,
     "freeze": [],
 }
