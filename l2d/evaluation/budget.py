@@ -35,6 +35,39 @@ def curve_summary(coverage: Tensor, accuracy: Tensor, points: int) -> dict[str, 
     }
 
 
+def question_curve(outcome: Outcome, points: int) -> dict[str, list[float]]:
+    """What a common price on asking does, from nobody asked to everybody: questions, what they cost, error and both together,
+    per 100 cases, on an even grid of questions. Cases are asked about in the order of their gain."""
+    order = outcome.decision.margin.argsort(descending=True, stable=True)  # [N]
+    total = len(order)
+    possible = int((outcome.decision.margin > -torch.inf).sum())
+    costs = outcome.costs if outcome.costs is not None else outcome.beliefs.new_zeros(outcome.answers.shape[1])  # [J]
+    spent = costs[outcome.decision.expert][order].double().cumsum(dim=0)  # [N]: of asking about the first k
+    change = (outcome.classifier_right.double() - outcome.expert_right.double())[order].cumsum(
+        dim=0
+    )  # [N] of the errors
+    asked = torch.linspace(0, possible, points).round().long()  # [P]
+
+    def at(sums: Tensor) -> Tensor:
+        return torch.where(asked > 0, sums[(asked - 1).clamp(min=0)], 0.0) * 100 / total  # [P]
+
+    error = 100 * (~outcome.classifier_right).double().mean() + at(change)
+    return {
+        "questions": (100 * asked.double() / total).tolist(),
+        "spent": at(spent).tolist(),
+        "error": error.tolist(),
+        "cost": (error + at(spent)).tolist(),
+    }
+
+
+def augrc(outcome: Outcome) -> float:
+    """Area under the generalised risk-coverage curve, 0-100: the mean over k of the share of all cases that are among the k
+    last to be asked about and that the classifier gets wrong. It rewards asking first where the classifier errs."""
+    order = outcome.decision.margin.argsort(stable=True)  # [N], the surest first
+    wrong = (~outcome.classifier_right).double()[order].cumsum(dim=0)  # [N]
+    return 100 * (wrong / len(order)).mean().item()
+
+
 def price_for(margin: Tensor, at_most: float) -> float:
     """The lowest price at which at most `at_most` percent of samples with these gains [N] are deferred."""
     ranked = margin.sort(descending=True).values  # [N]

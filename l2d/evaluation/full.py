@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any
 
+import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from l2d.errors import UserError
-from l2d.evaluation.budget import coverage_curve, curve_summary, under_budget
+from l2d.evaluation.budget import augrc, coverage_curve, curve_summary, question_curve, under_budget
 from l2d.evaluation.calibration import belief_errors, calibration
+from l2d.evaluation.intervals import interval, resampled_means
 from l2d.evaluation.outcome import Outcome
 from l2d.evaluation.regret import regret
 from l2d.systems import System
@@ -36,9 +38,23 @@ def full_evaluation(
         "calibration": calibration(outcome, bins) if believes else None,
         "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
         "posterior": posterior_profile(outcome, system.fitted(outcome.outputs), labels_shown),
-        "curve": curve_summary(*coverage_curve(outcome), curve_points),
+        "curve": {**curve_summary(*coverage_curve(outcome), curve_points), "augrc": augrc(outcome)},
+        "questions": question_curve(outcome, curve_points),
+        "intervals": intervals(outcome),
         "budget": under_budget(outcome, held_out, budgets) if held_out else None,
     }
+
+
+def intervals(outcome: Outcome) -> dict[str, list[float]]:
+    """metric -> the ends of its interval over other test sets of this size (bootstrap)."""
+    values = {
+        "system_error": (~outcome.right).double(),
+        "coverage": (~outcome.decision.deferred).double(),
+        "classifier_accuracy": outcome.classifier_right.double(),
+        "system_cost": outcome.loss + outcome.spent,
+    }  # [N] each
+    low, high = interval(100 * resampled_means(torch.stack(list(values.values()), dim=1)))
+    return {name: [low[i].item(), high[i].item()] for i, name in enumerate(values)}
 
 
 def posterior_profile(
