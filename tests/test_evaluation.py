@@ -28,7 +28,7 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
     n, num_experts = len(labels), len(answers[0])
     system, kept, classifier, kept_right, asked_right, anyone = 0, 0, 0, 0, 0, 0
     to, right_of, given_by = [0] * num_experts, [0] * num_experts, [0] * num_experts
-    majority, voted = 0, 0
+    majority, voted, missed = 0, 0, []
     for theta, y, m in zip(scores, labels, answers, strict=True):
         best = 0
         for a in range(len(theta)):
@@ -46,6 +46,8 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
             j = best - num_classes
             to[j] += 1
             asked_right += m[j] == y
+            if y in m:
+                missed.append(1 - (m[j] == y) / m.count(y))
             system += m[j] == y
         anyone += any(answer == y for answer in m)
         for j in range(num_experts):
@@ -67,6 +69,8 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
         "any_expert_correct": 100 * anyone / n,
         "system_cost": None,
         "questions_asked": 100 * (n - kept) / n,
+        "set_size": 1 if kept < n else None,
+        "false_negative_rate": 100 * sum(missed) / len(missed) if missed else None,
         "deferred_to": [100 * c / n for c in to],
         "expert_accuracy": accuracy,
         "answered": [100 * given / n for given in given_by],
@@ -107,6 +111,8 @@ def test_an_example_worked_by_hand():
             "any_expert_correct": 60.0,  # samples 2, 3, 4
             "system_cost": None,  # nothing has a price
             "questions_asked": 40.0,
+            "set_size": 1.0,
+            "false_negative_rate": 50.0,  # sample 3: expert 1 is asked, the only one who is right; sample 4: it is not
             "deferred_to": [20.0, 20.0],
             "expert_accuracy": [25.0, 40.0],
             "answered": [80.0, 100.0],

@@ -2,6 +2,23 @@
 
 from l2d.decisions.best import best
 from l2d.decisions.cases import Cases, Deployment, Needs, needs
+from l2d.decisions.combine import combine
+from l2d.decisions.committee import committee
+from l2d.decisions.conformal import conformal
 from l2d.decisions.decide import Decision, decide, pick
+from l2d.decisions.vote import vote
 
-__all__ = ["Cases", "Decision", "Deployment", "Needs", "best", "decide", "needs", "pick"]
+__all__ = [
+    "Cases",
+    "Decision",
+    "Deployment",
+    "Needs",
+    "best",
+    "combine",
+    "committee",
+    "conformal",
+    "decide",
+    "needs",
+    "pick",
+    "vote",
+]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -61,16 +61,21 @@ class Needs(NamedTuple):
 
     vouches_for: Literal["all", "top", "none"]  # all: it compares experts; top: the best one with the classes
     held_out: bool  # it is fitted
+    check: Callable[[Deployment, dict[str, Any]], None] | None = None  # refuses settings that do not fit the experts
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Decision])
 
 
-def needs(vouches_for: Literal["all", "top", "none"], held_out: bool = False) -> Callable[[Rule], Rule]:
+def needs(
+    vouches_for: Literal["all", "top", "none"],
+    held_out: bool = False,
+    check: Callable[[Deployment, dict[str, Any]], None] | None = None,
+) -> Callable[[Rule], Rule]:
     """Mark a rule with what it needs, so that a run that lacks it is refused before it is trained."""
 
     def mark(rule: Rule) -> Rule:
-        rule.needs = Needs(vouches_for, held_out)  # type: ignore[attr-defined]
+        rule.needs = Needs(vouches_for, held_out, check)  # type: ignore[attr-defined]
         return rule
 
     return mark

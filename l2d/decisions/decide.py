@@ -75,8 +75,8 @@ def decide(
 
 def _decide(beliefs: Tensor, utility: Tensor, order: Tensor, num_classes: int) -> Decision:
     """The decision of some rows: beliefs [B, K+J], the experts' utility [B, J], order [B, K+J]."""
-    predicted = _best(beliefs[:, :num_classes], order[:, :num_classes])  # [B]
-    expert = _best(utility, order[:, num_classes:])  # [B]
+    predicted = highest(beliefs[:, :num_classes], order[:, :num_classes])  # [B]
+    expert = highest(utility, order[:, num_classes:])  # [B]
     gain = utility - pick(beliefs, predicted)[:, None]  # [B, J]
     ahead = order[:, num_classes:] > pick(order, predicted)[:, None]  # [B, J]
     gain = gain.masked_fill((gain == 0) & ahead, torch.finfo(gain.dtype).tiny)
@@ -88,7 +88,7 @@ def pick(table: Tensor, column: Tensor) -> Tensor:
     return table.gather(1, column[:, None]).squeeze(1)
 
 
-def _best(utility: Tensor, order: Tensor) -> Tensor:
+def highest(utility: Tensor, order: Tensor) -> Tensor:
     """The column of the highest utility in each row, by the highest `order` among equals, [N]."""
     highest = utility == utility.max(dim=1, keepdim=True).values
     return order.masked_fill(~highest, -torch.inf).argmax(dim=1)

@@ -26,22 +26,26 @@ def full_evaluation(
 ) -> dict[str, Any]:
     """Regret, calibration, underfitting, curve and budgets of an outcome; None stands for what cannot be known.
 
+    A rule that answers by several opinions has no curves and budgets: they order single questions by what each gains.
     The truth gives regret and the beliefs' errors; `held_out`, of samples that were neither trained nor tested on, gives
     the prices that keep the budgets.
     """
     if not all(0 <= budget <= 100 for budget in budgets):
         raise UserError(f"evaluation.budgets={budgets} must be percentages between 0 and 100.")
-    believes, truth = outcome.vouches_for != "none", outcome.truth
+    one_opinion, truth = outcome.decision.answer is None, outcome.truth
+    believes = outcome.vouches_for == "all" or (outcome.vouches_for == "top" and one_opinion)
     return {
         "regret": regret(outcome, truth) if truth else None,
         "estimates": belief_errors(outcome, truth) if truth and believes else None,
         "calibration": calibration(outcome, bins) if believes else None,
         "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
         "posterior": posterior_profile(outcome, system.fitted(outcome.outputs), labels_shown),
-        "curve": {**curve_summary(*coverage_curve(outcome), curve_points), "augrc": augrc(outcome)},
-        "questions": question_curve(outcome, curve_points),
+        "curve": {**curve_summary(*coverage_curve(outcome), curve_points), "augrc": augrc(outcome)}
+        if one_opinion
+        else None,
+        "questions": question_curve(outcome, curve_points) if one_opinion else None,
         "intervals": intervals(outcome),
-        "budget": under_budget(outcome, held_out, budgets) if held_out else None,
+        "budget": under_budget(outcome, held_out, budgets) if held_out and one_opinion else None,
     }
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from l2d.atomic import atomic_write
 from l2d.errors import UserError, notify
-from l2d.evaluation.outcome import Outcome, observe
+from l2d.evaluation.evaluator import Known, decided
+from l2d.evaluation.outcome import Outcome
 from l2d.identity import fingerprint
 from l2d.systems import System
 from l2d.tensors import pack, unpack
@@ -45,7 +46,7 @@ def keep(
     if kind == "scores":
         needed = sum(outcome.outputs.numel() * 4 for outcome in splits.values()) / 1e6
         if needed > cfg.record_mb:
-            fits = needed / 2 <= cfg.record_mb and all(_same_in_half(system, outcome) for outcome in splits.values())
+            fits = needed / 2 <= cfg.record_mb and _same_in_half(cfg, system, splits, ids.get("test"))
             kind = "half" if fits else "decisions"
         if kind == "decisions":
             notify(
@@ -61,6 +62,7 @@ def keep(
             decision = outcome.decision
             parts |= {"predicted": decision.predicted, "expert": decision.expert, "asked": decision.asked}
             parts |= {"margin": decision.margin.float()}
+            parts |= {"answer": decision.answer} if decision.answer is not None else {}
         else:
             parts["outputs"] = outcome.outputs.half() if kind == "half" else outcome.outputs
         if outcome.samples is not None:
@@ -101,10 +103,18 @@ def read_kept(folder: Path, run: str | None) -> dict[str, Kept] | None:
     return splits
 
 
-def _same_in_half(system: System, outcome: Outcome) -> bool:
-    """Whether the outputs decide the same in float16."""
-    exact, rounded = (
-        observe(system, Predicted(outputs.float(), outcome.labels, outcome.answers, outcome.labels)).decision
-        for outputs in (outcome.outputs, outcome.outputs.half())
+def _same_in_half(cfg: DictConfig, system: System, splits: dict[str, Outcome], ids: Sequence[str] | None) -> bool:
+    """Whether the outputs decide the same in float16, under the rule of the config."""
+    rounded = {
+        name: Predicted(outcome.outputs.half().float(), outcome.labels, outcome.answers, outcome.labels)
+        for name, outcome in splits.items()
+    }
+    test = splits["test"]
+    known = Known([""] * test.num_classes, test.cases().deployment.expert_names, ids)
+    again = decided(cfg, system, rounded, known)
+    return all(
+        torch.equal(outcome.answer, again[name].answer)
+        and torch.equal(outcome.decision.asked, again[name].decision.asked)
+        and torch.equal(outcome.decision.predicted, again[name].decision.predicted)
+        for name, outcome in splits.items()
     )
-    return bool((exact.asked == rounded.asked).all() and (exact.predicted == rounded.predicted).all())

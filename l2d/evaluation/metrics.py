@@ -5,6 +5,7 @@ Importing it does not import torch, so that the report can read names and labels
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -48,7 +49,7 @@ def classifier_accuracy_kept(outcome: Outcome) -> float | None:
 
 
 def expert_accuracy_deferred(outcome: Outcome) -> float | None:
-    """Accuracy of the asked experts on the samples that are deferred."""
+    """Accuracy of what the asked experts say, or of what a rule makes of it, on the samples that are deferred."""
     return _share(outcome.right, outcome.decision.deferred)
 
 
@@ -82,6 +83,21 @@ def questions_asked(outcome: Outcome) -> float:
     return 100 * _count(outcome.decision.asked) / len(outcome.labels)
 
 
+def set_size(outcome: Outcome) -> float | None:
+    """How many experts are asked about a sample that is deferred, on average."""
+    deferred = _count(outcome.decision.deferred)
+    return _count(outcome.decision.asked) / deferred if deferred else None
+
+
+def false_negative_rate(outcome: Outcome) -> float | None:
+    """Share of the experts who are there and right that are not asked: mean over the samples that are deferred and have any."""
+    decision = outcome.decision
+    right = outcome.experts_right & (decision.gain > -math.inf) & decision.deferred[:, None]  # [N, J]
+    total = right.sum(dim=1)  # [N]
+    missed = (right & ~decision.asked).sum(dim=1).double()[total > 0] / total[total > 0]
+    return 100 * float(missed.mean()) if len(missed) else None
+
+
 def deferred_to(outcome: Outcome) -> list[float]:
     """Share of samples on which each expert is asked."""
     return [100 * count / len(outcome.labels) for count in outcome.decision.asked.sum(dim=0).tolist()]
@@ -109,6 +125,8 @@ METRICS: list[Metric] = [
     Metric("any_expert_correct", "Any expert right (%)", "higher", any_expert_correct, role="reference"),
     Metric("system_cost", "System cost", "lower", system_cost),
     Metric("questions_asked", "Questions per 100 cases", "lower", questions_asked),
+    Metric("set_size", "Experts asked per deferred case", "lower", set_size),
+    Metric("false_negative_rate", "Right experts not asked (%)", "lower", false_negative_rate),
     Metric("deferred_to", "Deferred to each expert (%)", "higher", deferred_to),
     Metric("expert_accuracy", "Accuracy of each expert (%)", "higher", expert_accuracy),
     Metric("answered", "Answered by each expert (%)", "higher", answered),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from l2d.decisions import Cases, Decision, Deployment, pick
+from l2d.decisions import Cases, Decision, Deployment, pick, vote
 from l2d.decisions.decide import ROWS
 from l2d.systems import ScoreSystem, System
 from l2d.task import Truth
@@ -93,11 +93,7 @@ class Outcome:
     @cached_property
     def majority(self) -> Tensor:
         """The answer that most experts gave, [N]; among equals that of the first expert; -1 where nobody answered."""
-        answers = self.answers.long()
-        votes = torch.zeros(len(answers), self.num_classes + 1, dtype=torch.int16)  # [N, 1 + K]; column 0: no answer
-        votes.scatter_add_(1, answers + 1, torch.ones_like(answers, dtype=torch.int16))
-        support = votes.gather(1, answers + 1).masked_fill(~self.recorded, 0)  # [N, J]: votes for what expert j said
-        return pick(answers, support.argmax(dim=1))
+        return vote(self.answers, self.recorded, torch.ones(1, 1), torch.zeros(1, 1))
 
 
 def outcome_of(scores: Tensor, labels: Tensor, answers: Tensor, loss: Any) -> Outcome:

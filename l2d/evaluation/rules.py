@@ -65,8 +65,7 @@ def rule_of(cfg: DictConfig, held_out: Outcome | None, ids: Sequence[str] | None
         fitted_on = None
         if held_out is not None:
             fitted_on = held_out.cases()
-            named = isinstance(plain(cfg.rule.get("available")), list)
-            if named:
+            if not isinstance(cfg.rule.get("available"), str):  # a table is of the test samples
                 fitted_on = replace(fitted_on, available=fitted_on.available & present(cfg, fitted_on, None))
         cases = replace(cases, held_out=fitted_on)
         return build(cfg, "rule", Decision, **{**cases.offers(), "held_out": held_out})
@@ -143,6 +142,8 @@ def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out
                 f"experts.costs={plain(cfg.experts.costs)} need estimates of {_whose('all' if unequal else 'top')}, which {method} "
                 f"does not give; {CHOOSE}"
             )
+    if wanted.check:
+        wanted.check(deployment, plain(cfg.rule))
 
 
 CHOOSE = "choose loss=balanced_ce, ova or decoupled."
