@@ -21,7 +21,7 @@ class Terms(NamedTuple):
     confusion: Tensor  # [J, K, K]: probability of answer m (last) by expert j (first) to class y
     costs: Tensor  # [J]
     questions: int  # at most, per case
-    least_gain: float
+    least_gain: float  # values are exact to a hundredth of it
 
 
 @needs("top", held_out=True)
@@ -40,7 +40,10 @@ def combine(
     confusion = confusion_of(held_out)  # [J, K, K]
     costs = cases.deployment.costs if cases.deployment.costs is not None else confusion.new_zeros(cases.num_experts)
     limit = min(questions or cases.num_experts, cases.num_experts)
-    terms = Terms(confusion, costs.double(), limit, least_gain)
+    by_class = (
+        confusion.transpose(0, 1).contiguous().transpose(0, 1)
+    )  # the same, laid out as `value_of_asking` reads it
+    terms = Terms(by_class, costs.double(), limit, least_gain)
     eta = (class_logits(cases) / temperature).softmax(dim=1)  # [N, K]
     rows = max(1, AT_ONCE // (cases.num_experts * cases.num_classes))
     parts = [
@@ -50,11 +53,13 @@ def combine(
     gain, asked, concluded = (torch.cat(column) for column in zip(*parts, strict=True))
     predicted = cases.decide().predicted  # [N]
     answer = torch.where(asked.any(dim=1), concluded, predicted)
-    asked_times = asked.sum(dim=1).bincount() * 100 / len(asked)
+    asked_times = (
+        100 * asked.sum(dim=1).bincount().double() / len(asked)
+    )  # percent of cases with 0, 1, 2, ... questions
     facts = {
         "temperature": temperature,
         "fitted_on": len(held_out.answers),
-        "cases_by_questions": asked_times.tolist(),  # percent of cases with 0, 1, 2, ... questions
+        "cases_by_questions": asked_times.tolist(),
     }
     return Decision(predicted, gain.argmax(dim=1), gain, asked, answer, facts)
 
@@ -66,7 +71,9 @@ def _consult(eta: Tensor, answers: Tensor, available: Tensor, terms: Terms) -> t
     unsettled = torch.arange(len(eta))  # the cases about which there may be another question
     for _ in range(terms.questions):
         now = belief[unsettled]  # [b, K]
-        gain = value_of_asking(now, terms.confusion) - terms.costs - now.amax(dim=1, keepdim=True)  # [b, J]
+        gain = (
+            value_of_asking(now, terms.confusion, terms.least_gain / 100) - terms.costs - now.amax(dim=1, keepdim=True)
+        )  # [b, J]
         gain = gain.masked_fill(asked[unsettled] | ~available[unsettled], -torch.inf)
         first = gain if first is None else first
         most, expert = gain.max(dim=1)  # [b], [b]
@@ -83,18 +90,26 @@ def _consult(eta: Tensor, answers: Tensor, available: Tensor, terms: Terms) -> t
     return first, asked, belief.argmax(dim=1)
 
 
-def value_of_asking(eta: Tensor, confusion: Tensor) -> Tensor:
+def value_of_asking(eta: Tensor, confusion: Tensor, ignored: float = 0.0) -> Tensor:
     """The expected probability of the most probable class after an answer, sum_m max_y eta_y C_j[y, m], [B, J]; cost not
     subtracted. Never less than max(max_y eta_y, Acc_j), where Acc_j = sum_y eta_y C_j[y, y].
+
+    The least probable classes that together have no more than the probability `ignored` are left out, which lowers a value by
+    no more than that.
 
     >>> eta = torch.tensor([[0.7, 0.3]])
     >>> value_of_asking(eta, torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.5], [0.5, 0.5]]]))  # perfect, and guessing
     tensor([[1.0000, 0.7000]])
     """
-    joint = eta.new_zeros(len(eta), len(confusion), confusion.shape[2])  # [B, J, K], the highest over y for each answer
-    for y in range(eta.shape[1]):
-        torch.maximum(joint, eta[:, y, None, None] * confusion[:, y], out=joint)
-    return joint.sum(dim=2)
+    by_class = confusion.transpose(0, 1).flatten(1)  # [K, J x K]; a copy only of what is not laid out so
+    eta, classes = eta.sort(dim=1, descending=True)  # [B, K]
+    rest = eta.flip(1).cumsum(dim=1).flip(1)  # [B, K]: of a class and those after it
+    joint = eta.new_zeros(len(eta), by_class.shape[1])  # [B, J x K], the highest over y for each answer
+    product = torch.empty_like(joint)
+    for rank in range(int((rest > ignored).sum(dim=1).max())):
+        torch.index_select(by_class, 0, classes[:, rank], out=product)
+        torch.maximum(joint, product.mul_(eta[:, rank, None]), out=joint)
+    return joint.view(len(eta), len(confusion), -1).sum(dim=2)
 
 
 def class_logits(cases: Cases) -> Tensor:
