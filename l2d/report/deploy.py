@@ -115,12 +115,13 @@ def _asked(seeds: "list[Outcome]") -> list[dict[str, Any]]:
     """How often each expert is asked, in all cases and in those of each class, mean over seeds."""
     labels = seeds[0].labels
     share = 100 * _mean([outcome.decision.asked.double() for outcome in seeds])  # [N, J]
-    names = seeds[0].deployment.expert_names if seeds[0].deployment else []
+    deployment = seeds[0].deployment
+    assert deployment is not None and deployment.class_names is not None
     rows = []
-    for j, name in enumerate(names):
+    for j, name in enumerate(deployment.expert_names):
         by_class = {
-            f"class_{k}": share[labels == k, j].mean().item()
-            for k in range(seeds[0].num_classes)
+            f"class {of}": share[labels == k, j].mean().item()
+            for k, of in enumerate(deployment.class_names)
             if bool((labels == k).any())
         }
         rows.append({"expert": name, "asked": share[:, j].mean().item(), **by_class})
