@@ -15,6 +15,7 @@ class Deployment:
 
     expert_names: list[str]
     costs: Tensor | None = None  # [J] of asking, in units of a right answer
+    class_names: list[str] | None = None
     loss_matrix: Tensor | None = None  # [K, K]: of answering column k where row y is true; None: 1 where they differ
 
 

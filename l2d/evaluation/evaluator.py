@@ -63,7 +63,7 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], k
 
 def decided(cfg: DictConfig, system: System, predicted: dict[str, Predicted], known: Known) -> dict[str, Outcome]:
     """The outcome on `test` under the rule of the config, and on `held_out`, where it exists, without one."""
-    deployment = deployment_of(cfg, known.expert_names, len(known.class_names))
+    deployment = deployment_of(cfg, known.expert_names, known.class_names)
     check_rule(cfg, system, deployment, "held_out" in predicted)
     outcomes = {}
     if "held_out" in predicted:
@@ -128,7 +128,7 @@ class Evaluator:
         self.cfg, self.system, self.task, self.place = cfg, system, task, place
         check_evaluation(cfg)
         self.known = Known.of(task)
-        deployment = deployment_of(cfg, task.expert_names, task.num_classes)
+        deployment = deployment_of(cfg, task.expert_names, task.class_names)
         check_rule(cfg, system, deployment, task.held_out is not None)
         if system.fitted_on_held_out and task.held_out is None:
             raise UserError(

@@ -23,9 +23,10 @@ RULE_OFFERS = ("cases", "beliefs", "num_classes", "available", "order", "costs",
 ENOUGH = {"all": ("all",), "top": ("all", "top"), "none": ("all", "top", "none")}
 
 
-def deployment_of(cfg: DictConfig, expert_names: list[str], num_classes: int) -> Deployment:
+def deployment_of(cfg: DictConfig, expert_names: list[str], class_names: list[str]) -> Deployment:
     """The experts of a run, what asking them costs (`experts.costs`), and what errors cost (`rule.loss_matrix`)."""
-    return Deployment(expert_names, expert_costs(cfg, len(expert_names)), loss_matrix(cfg, num_classes))
+    costs, matrix = expert_costs(cfg, len(expert_names)), loss_matrix(cfg, len(class_names))
+    return Deployment(expert_names, costs, class_names, matrix)
 
 
 def expert_costs(cfg: DictConfig, num_experts: int) -> Tensor | None:
