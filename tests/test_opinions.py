@@ -410,7 +410,9 @@ def test_what_a_rule_cannot_do_is_refused_before_the_training(composed, tmp_path
 
 def test_answers_are_fused_with_a_system_that_vouches_for_one_expert_alone(composed, tmp_path):
     """rule=combine needs the class probabilities alone; how good experts are it knows from their answers to held-out cases."""
-    cfg = composed(*SETTING, "rule=combine", "loss=picce_ce", "evaluation=full", "rule.absence=0.3")
+    cfg = composed(
+        *SETTING, "rule=combine", "loss=picce_ce", "evaluation=full", "rule.absence=0.3", "experts.costs=[0,0.01,0.05]"
+    )
     cfg.output_dir = str(tmp_path)
     assert train.run(cfg)["questions_asked"] > 0
     (result,) = tmp_path.rglob("result.json")

@@ -57,10 +57,13 @@ class Cases:
         }
 
 
+Vouched = Literal["all", "top", "classes", "none"]
+
+
 class Needs(NamedTuple):
     """What a rule cannot do without."""
 
-    vouches_for: Literal["all", "top", "none"]  # all: it compares experts; top: the best one with the classes
+    vouches_for: Vouched  # all: it compares experts; top: the best one with the classes; classes: it reads those alone
     held_out: bool  # it is fitted
     check: Callable[[Deployment, dict[str, Any]], None] | None = None  # refuses settings that do not fit the experts
 
@@ -69,7 +72,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Decision])
 
 
 def needs(
-    vouches_for: Literal["all", "top", "none"],
+    vouches_for: Vouched,
     held_out: bool = False,
     check: Callable[[Deployment, dict[str, Any]], None] | None = None,
 ) -> Callable[[Rule], Rule]:

@@ -24,7 +24,7 @@ class Terms(NamedTuple):
     least_gain: float  # values are exact to a hundredth of it
 
 
-@needs("top", held_out=True)
+@needs("classes", held_out=True)
 def combine(
     cases: Cases, questions: Annotated[int, Ge(1)] | None, least_gain: Annotated[float, Interval(gt=0, le=1)]
 ) -> Decision:

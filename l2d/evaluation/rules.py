@@ -20,7 +20,7 @@ from l2d.systems import System
 
 # What a target of `rule` may ask for by name.
 RULE_OFFERS = ("cases", "beliefs", "num_classes", "available", "order", "costs", "expert_names", "held_out")
-ENOUGH = {"all": ("all",), "top": ("all", "top"), "none": ("all", "top", "none")}
+ENOUGH = {"all": ("all",), "top": ("all", "top"), "classes": ("all", "top"), "none": ("all", "top", "none")}
 
 
 def deployment_of(cfg: DictConfig, expert_names: list[str], class_names: list[str]) -> Deployment:
@@ -66,7 +66,8 @@ def rule_of(cfg: DictConfig, held_out: Outcome | None, ids: Sequence[str] | None
         fitted_on = None
         if held_out is not None:
             fitted_on = held_out.cases()
-            if not isinstance(cfg.rule.get("available"), str):  # a table is of the test samples
+            named = isinstance(plain(cfg.rule.get("available")), list)
+            if named:
                 fitted_on = replace(fitted_on, available=fitted_on.available & present(cfg, fitted_on, None))
         cases = replace(cases, held_out=fitted_on)
         return build(cfg, "rule", Decision, **{**cases.offers(), "held_out": held_out})
@@ -131,12 +132,15 @@ def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out
     rule = f"rule={cfg.rule.get('name')}"
     if wanted.held_out and not held_out:
         raise UserError(f"{rule} is fitted on held-out data, and held_out=0; train with held_out=0.2.")
-    vouches, costs = system.vouches_for, deployment.costs
+    vouches, costs = (
+        system.vouches_for,
+        deployment.costs,
+    )  # a rule on `classes` alone does not compare costs with beliefs
     if vouches not in ENOUGH[wanted.vouches_for]:
         raise UserError(
             f"{rule} needs estimates of {_whose(wanted.vouches_for)}, which {method} does not give; {CHOOSE}"
         )
-    if costs is not None and costs.any():
+    if costs is not None and costs.any() and wanted.vouches_for != "classes":
         unequal = bool((costs != costs[0]).any())
         if vouches not in ENOUGH["all" if unequal else "top"]:
             raise UserError(
@@ -151,7 +155,8 @@ CHOOSE = "choose loss=balanced_ce, ova or decoupled."
 
 
 def _whose(vouches_for: str) -> str:
-    return "every expert's accuracy" if vouches_for == "all" else "the best expert's accuracy"
+    whose = {"all": "every expert's accuracy", "top": "the best expert's accuracy", "classes": "class probabilities"}
+    return whose[vouches_for]
 
 
 def check_callable(cfg: DictConfig) -> None:
