@@ -351,6 +351,7 @@ def test_a_finished_run_is_decided_by_every_rule_and_reported(tmp_path, monkeypa
         assert facts is None or list(again["decision"]) == facts
         full, metrics = again["evaluation"], again["metrics"]
         assert full["regret"] is full["curve"] is full["questions"] is full["budget"] is None
+        assert again["bayes"] is None
         assert full["calibration"] and full["intervals"]
         spent = metrics["questions_asked"] * 0.02
         assert metrics["system_cost"] == pytest.approx(metrics["system_error"] + spent)

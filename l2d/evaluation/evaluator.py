@@ -47,12 +47,15 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], k
     """Everything that a run reports, from the outputs of `test` and, where it exists, `held_out`."""
     outcomes, truth = decided(cfg, system, predicted, known), known.truth
     outcome, held_out = outcomes["test"], outcomes.get("held_out")
+    single = (
+        outcome.decision.answer is None
+    )  # else several opinions are heard, and may do better than the best single one
     full = None
     if cfg.evaluation._target_:
         full = build(cfg, "evaluation", dict, outcome=outcome, held_out=held_out, system=system)
     result = {
         "metrics": measure(outcome, chosen_metrics(cfg)),
-        "bayes": bayes_optimum(truth, outcome.costs) if truth else None,
+        "bayes": bayes_optimum(truth, outcome.costs) if truth and single else None,
         "decision": outcome.decision.facts,
         "evaluation": full,
         "own_metrics": [{**metric._asdict(), "of": None} for metric in own_metrics(cfg)],
