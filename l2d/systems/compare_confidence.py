@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from l2d.data import Batch
 from l2d.losses import decoupled
-from l2d.systems.system import Stage, System
+from l2d.systems.system import Stage, System, classify
 
 
 class CompareConfidence(System):
@@ -41,11 +41,6 @@ class CompareConfidence(System):
 
     def beliefs(self, outputs: Tensor) -> Tensor:
         return decoupled.beliefs(outputs.double(), self.num_classes)
-
-
-def classify(outputs: Tensor, batch: Batch) -> Tensor:
-    """The mean cross-entropy of class scores [B, K], in float32 also under autocast."""
-    return F.cross_entropy(outputs.float(), batch.labels)
 
 
 def rate(outputs: Tensor, batch: Batch) -> Tensor:
