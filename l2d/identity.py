@@ -104,12 +104,22 @@ def choices(cfg: DictConfig) -> dict[str, Any]:
     return {key: plain(value) for key, value in chosen.items()}
 
 
+def method_parts(chosen: dict[str, Any]) -> list[str]:
+    """The names of the loss, where one is chosen, and of the system, where it is not the usual one.
+
+    >>> method_parts({"loss": "ce", "system": "score"}), method_parts({"loss": "none", "system": "compare_confidence"})
+    (['ce'], ['compare_confidence'])
+    """
+    loss, system = str(chosen.get("loss") or ""), str(chosen.get("system") or "score")
+    return [*([] if loss == "none" else [loss]), *([] if system == "score" else [system])]
+
+
 def run_name(cfg: DictConfig) -> str:
     """dataset/loss-experts-J-backbone-seed-fingerprint: readable, and never the same for two settings or two datasets."""
     chosen = choices(cfg)
     count = "all" if chosen["num_experts"] is None else chosen["num_experts"]
-    system = [] if chosen["system"] == "score" else [chosen["system"]]
-    parts = [*system, chosen["loss"], chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
+    method = reversed(method_parts(chosen))
+    parts = [*method, chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
     return f"{_safe(chosen['dataset'])}/{'-'.join(map(_safe, (*parts, fingerprint(cfg))))}"
 
 
