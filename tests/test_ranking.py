@@ -49,16 +49,13 @@ def experiment():
         (["loss=css", "loss.classes=best", "experts.costs=0.1"], "liu"),
         (["loss=ce", "loss._target_=mine.Loss"], "ce _target_=mine.Loss"),
         (["loss=ce", "loss.name=mine", "loss.weight=0.3"], "mine"),
+        (["system=two_stage", "loss=ova", "system.stage2=naive"], "ova two_stage stage2=naive"),
+        (["system=compare_confidence"], "compare_confidence"),
     ],
 )
 def test_a_method_is_named_by_the_closest_loss_of_the_package_and_what_differs_from_it(composed, overrides, name):
     config = composed(*overrides)
     assert method_name(choices(config), plain(config)) == name
-
-
-def test_a_system_without_a_loss_is_its_own_name(composed):
-    config = plain(composed()) | {"loss": {"_target_": None, "name": "none"}, "system": {"name": "my_system"}}
-    assert method_name({"loss": "none", "system": "my_system"}, config) == "my_system"
 
 
 def test_every_loss_has_a_name_a_label_and_a_look_of_its_own():
@@ -69,7 +66,7 @@ def test_every_loss_has_a_name_a_label_and_a_look_of_its_own():
         assert method_name({"loss": loss}, {"loss": settings, "experts": {"costs": None}}) == loss
         assert loss in KNOWN or label(loss) != loss
         bases[loss] = settings.get("base", "")
-    shown = [*LOSSES, "ce two_stage", "picce_ce two_stage", *(name for name in SYSTEMS if name != "score")]
+    shown = [*LOSSES, *(f"{loss} two_stage" for loss in KNOWN), *(set(SYSTEMS) - {"score", "two_stage"})]
     for what in (look, label):
         assert len({str(what(method)) for method in shown}) == len(shown)
     places = {(base_order(base), column(loss)) for loss, base in bases.items()}

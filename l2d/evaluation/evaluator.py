@@ -89,7 +89,7 @@ def check_costs(cfg: DictConfig, system: System, num_experts: int) -> None:
         what = "one cost for all experts" if system.vouches_for == "top" else "no cost"
         raise UserError(
             f"experts.costs={plain(cfg.experts.costs)}: loss={cfg.loss.get('name')} with system={cfg.system.get('name')} can weigh {what}, "
-            "because its beliefs about the experts are no estimates; choose loss=balanced_ce, ova or decoupled."
+            "because its beliefs about the experts are no estimates; choose loss=ova or balanced_ova."
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from l2d.errors import UserError
+from l2d.identity import method_parts
 from l2d.report.settings import complete, overridden, packaged
 
 BASES = {"ce": "CE", "ova": "OvA", "gce": "GCE", "decoupled": "Decoupled", "asm": "A-SM"}
@@ -33,10 +34,8 @@ KNOWN = {loss_name(f, base): (f, base) for base in ("ce", "ova", "gce") for f in
 
 def method_name(chosen: dict[str, Any], config: dict[str, Any]) -> str:
     """The loss's name where one is used, and the system's where it is not the usual one, each with what was overridden."""
-    loss, system = str(chosen.get("loss") or ""), str(chosen.get("system") or "score")
-    words = [_name("loss", loss, config)] if loss not in ("", "none") else []
-    words += [_name("system", system, config)] if system != "score" or not words else []
-    return " ".join(words)
+    names = {"loss": str(chosen.get("loss") or ""), "system": str(chosen.get("system") or "score")}
+    return " ".join(method_parts({group: _name(group, name, config) for group, name in names.items()}))
 
 
 def _name(group: str, name: str, config: dict[str, Any]) -> str:

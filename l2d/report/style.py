@@ -28,7 +28,7 @@ ALONE: dict[str, tuple[str, Any, str]] = {
     "selective": (BLACK, DASHED, "H"),
     "population": (BLACK, DOTTED, "8"),
 }
-TWO_STAGE = "#5D3A9B"
+TWO_STAGE = {"ce": "#5D3A9B", "ova": "#8B2500", "gce": "#1B5E3F"}  # colours of the bases with this system
 OTHER_COLOURS = (GREEN, PINK, ORANGE, SKY)
 OTHER_LINES = ("-.", DASHED_TWICE, LONG)
 OTHER_MARKERS = ("D", "v", "P", "X", "*")
@@ -54,7 +54,7 @@ def look(method: str) -> dict[str, Any]:
     """Colour, line and marker of a method: the same in every report."""
     loss, _, more = method.partition(" ")
     if more == "two_stage" and loss in KNOWN:
-        return look(loss) | {"color": TWO_STAGE}
+        return look(loss) | {"color": TWO_STAGE[KNOWN[loss][1]]}
     if method in KNOWN:
         formulation, base = KNOWN[method]
         return {"color": COLOURS[base], "linestyle": LINES[formulation], "marker": MARKERS[formulation]}

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2d.data import Batch
@@ -54,3 +55,8 @@ class System(nn.Module, ABC):
     def underfitting(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> dict[str, float | None]:
         """What there is to say about the balance of classes and experts in the loss; nothing by default."""
         return {}
+
+
+def classify(outputs: Tensor, batch: Batch) -> Tensor:
+    """The loss of a classifier: mean cross-entropy of class scores [B, K], in float32 also under autocast."""
+    return F.cross_entropy(outputs.float(), batch.labels)
