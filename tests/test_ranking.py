@@ -207,6 +207,12 @@ def test_few_methods_stay_columns_and_one_has_no_ranking(tmp_path):
     assert "| 2 | Majority vote | 31.00 (2) | 2.0 |" in ranking_to_markdown(blocks)
 
 
+def test_a_name_at_the_beginning_of_a_latex_row_is_no_argument_of_the_row_before(tmp_path):
+    for i in range(6):
+        write_run(tmp_path, f"[{i}]*", 4, 0, (30.0 + i, 60, 50), dataset="synthetic", loss__base=None)
+    assert not [line for line in to_latex(blocks_of(tmp_path)).splitlines() if line.startswith(("[", "*"))]
+
+
 def test_the_figure_of_the_ranking_has_a_point_per_entry_and_number_of_experts(many):
     (block,) = blocks_of(many)
     figure = ranking(block)

@@ -150,6 +150,7 @@ def _latex_entry(entry: Entry) -> str:
 def tex(text: str) -> str:
     """Text that LaTeX prints as it is."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    special |= {"[": "{[}", "*": "{*}"}  # at the beginning of a row they would belong to the \\ before it
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
     return "".join(special.get(char, char) for char in text)
 
