@@ -34,8 +34,12 @@ class DeferralLoss(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
-        scores = self.answered(scores.float(), answers)
-        return self.base(scores, labels, self.weights(scores.detach(), labels, answers)).mean()
+        return self.losses(scores.float(), labels, answers).mean()
+
+    def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
+        """The loss of every sample, [B], in the dtype of the scores."""
+        scores = self.answered(scores, answers)
+        return self.base(scores, labels, self.weights(scores.detach(), labels, answers))
 
     def weights(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """w [B, J]: how much each expert's column is taught."""
