@@ -80,7 +80,7 @@ def check(losses: dict[str, DictConfig], joints: int, seed: int, out: Path | Non
     from l2d.theory.families import SHAPES, draw_cases
     from l2d.theory.table import one_loss, several_losses
 
-    builders = {name: _builder(name, cfg) for name, cfg in losses.items()}
+    builders = {name: builder(name, cfg) for name, cfg in losses.items()}
     for build in builders.values():  # errors first, before any work
         for shape in SHAPES:
             build(*shape)
@@ -102,7 +102,7 @@ def check(losses: dict[str, DictConfig], joints: int, seed: int, out: Path | Non
     show(one_loss(judgements[0]) if len(judgements) == 1 else several_losses(judgements))
 
 
-def _builder(name: str, cfg: DictConfig) -> "Callable[[int, int], PerSample]":
+def builder(name: str, cfg: DictConfig) -> "Callable[[int, int], PerSample]":
     """(K, J) -> the loss of a config, as a training would build it."""
     from l2d.systems import Sizes, make_system
     from l2d.theory.per_sample import PerSample

@@ -107,7 +107,7 @@ def _consistency(judgement: Judgement, total: dict[str, Any]) -> str:
         return f"consistent in all {joints} joints" if joints > 1 else "consistent in the one joint"
     where = [name for name, members in judgement.families().items() if any(f.missed for f in members)][:-1]
     only = f", all in the family '{where[0]}'" if len(where) == 1 and len(judgement.families()) > 2 else ""
-    text = f"misses the Bayes decision in {missed} of {joints} joints (mean regret {total['mean_regret']:.3f}{only})"
+    text = f"misses the Bayes decision in {missed} of {joints} joints (mean regret {total['mean_regret']:.4f}{only})"
     some = total["missed_by_some_minima_only"]
     return text + (f", in {some} of them by some of its minima only" if some else "")
 

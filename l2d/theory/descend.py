@@ -105,7 +105,7 @@ def _polish(risk: _Risk, scores: Tensor) -> Tensor:
     counts only if it lowers the risk; after one that does not, shorter ones are tried."""
     value = risk(scores)  # [P, S]
     reach = torch.ones_like(value)
-    for _ in range(POLISH):
+    for _ in range(POLISH if risk.loss.vectorised else POLISH // 4):
         slope = risk.slope(scores)
         curved, directions = torch.linalg.eigh(risk.curvature(scores))  # [P, S, K+J], [P, S, K+J, K+J]
         along = (directions.mT @ slope[..., None]).squeeze(-1) / curved.abs().clamp(min=FLAT)
@@ -122,16 +122,15 @@ def _sorted(risk: _Risk, scores: Tensor) -> list[Minima]:
     values, order = risk(scores).sort(dim=1)  # [P, S]
     scores = scores.gather(1, order[..., None].expand_as(scores))
     slopes = risk.slope(scores[:, :1]).abs().amax(dim=(1, 2))  # [P]
-    lower = _lower_nearby(risk, scores[:, :1]) < values[:, 0] - SAME_RISK  # [P]
-    moves = torch.cat([width * torch.eye(scores.shape[2], dtype=torch.float64) for width in FURTHER])  # [A, K+J]
-    further = scores[:, :1] + moves  # [P, A, K+J]
-    flat = risk(further) <= values[:, :1] + NOTHING  # [P, A]
+    settled = slopes < SETTLED  # [P]
+    if not settled.all():
+        settled |= _lower_nearby(risk, scores[:, :1]) >= values[:, 0] - SAME_RISK
+    further = _further(risk, scores[:, :1], values[:, :1] + NOTHING)
     found = []
     for p in range(risk.joints):
         same = scores[p][values[p] <= values[p, 0] + SAME_RISK * (1 + values[p, 0].abs())]
-        slope, apart = float(slopes[p]), float(same[0].max() - same[0].min())
-        settled = slope < SETTLED or not lower[p]
-        found.append(Minima(same, further[p][flat[p]], float(values[p, 0]), slope, settled, apart > FAR))
+        apart = float(same[0].max() - same[0].min())
+        found.append(Minima(same, further[p], float(values[p, 0]), float(slopes[p]), bool(settled[p]), apart > FAR))
     return found
 
 
@@ -142,3 +141,12 @@ def _lower_nearby(risk: _Risk, scores: Tensor) -> Tensor:
     down = slope / slope.norm(dim=2, keepdim=True).clamp(min=1e-300)
     near = [scores + width * noise for width in (1e-3, 0.1)] + [scores - width * down for width in (1e-3, 0.1, 3.0)]
     return risk(torch.cat(near, dim=1)).amin(dim=1)
+
+
+def _further(risk: _Risk, scores: Tensor, most: Tensor) -> list[Tensor]:
+    """Of scores [P, 1, K+J] with one column moved far, those whose risk is at `most` [P, 1] at most: [A, K+J] for each joint."""
+    if not risk.loss.has_beliefs:  # nobody asks
+        return [joint[:0] for joint in scores]
+    moves = torch.cat([width * torch.eye(scores.shape[2], dtype=torch.float64) for width in FURTHER])  # [A, K+J]
+    moved = scores + moves  # [P, A, K+J]
+    return [points[flat] for points, flat in zip(moved, risk(moved) <= most, strict=True)]

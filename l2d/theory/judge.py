@@ -69,7 +69,9 @@ def judge(
 
 
 def _compare(loss: PerSample, case: Case, minima: Minima) -> Finding:
-    beliefs = loss.beliefs(minima.scores)  # [M, K+J]
+    beliefs, further = loss.beliefs(torch.cat([minima.scores, minima.further])).split(
+        [len(minima.scores), len(minima.further)]
+    )  # [M, K+J], [A, K+J]
     decision = decide(beliefs, case.num_classes, order=minima.scores)
     chosen = torch.where(decision.deferred, case.num_classes + decision.expert, decision.predicted)[:, None]  # [M, 1]
     near = (beliefs - beliefs.gather(1, chosen)).abs() < TIE
@@ -84,6 +86,6 @@ def _compare(loss: PerSample, case: Case, minima: Minima) -> Finding:
         regret=float(regret.max().clamp(min=0)),
         always=bool((regret.amax(dim=1) > TIE).all()),
         beliefs=beliefs[0],
-        error=(torch.cat([beliefs[:1], loss.beliefs(minima.further)]) - case.utility).abs().amin(dim=0),
+        error=(torch.cat([beliefs[:1], further]) - case.utility).abs().amin(dim=0),
         first=int(decision.expert[0]),
     )

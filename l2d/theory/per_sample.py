@@ -1,5 +1,6 @@
 """Any loss as a function of one sample: its value and its slope, row by row, in float64 where it allows that."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,11 @@ class PerSample:
         self.has_beliefs = hasattr(self.loss, "beliefs")
         self._rows: Callable[..., Tensor] | None = None  # differentiable; None: a loop
         self._prepare()
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether many rows are computed at once."""
+        return self._rows is not None
 
     def values(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The loss of every row, [R]."""
@@ -59,26 +65,27 @@ class PerSample:
         labels = torch.randint(self.num_classes, (6,), generator=generator)
         answers = torch.randint(-1, self.num_classes, (6, self.num_experts), generator=generator)
         given = (scores, labels, answers)
-        self._takes = torch.float64 if self._works(*given) else torch.float32  # its own tensors may be float32
-        batch = found = self._scalar(*given)
-        if callable(getattr(self.loss, "losses", None)):
-            self._rows = lambda scores, *rest: self.loss.losses(self._cast(scores), *rest)
-            found = self._call(self._rows, *given)
-            if not isinstance(found, Tensor) or found.shape != labels.shape:
-                shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-                raise UserError(f"loss={self.name}: losses() must return one value per sample, [6] here, not {shape}.")
-        else:
-            single = torch.stack([self._scalar(*(value[i : i + 1] for value in given)) for i in range(6)])
-            self._rows = self._vectorised(single, given)
-            if self._rows is None and not torch.allclose(single.mean(), batch, rtol=1e-4, atol=1e-5):
+        own = getattr(self.loss, "losses", None)
+        self._takes = torch.float64 if self._works(own or self.loss, *given) else torch.float32
+        batch = self._scalar(*given)
+        if own:
+            self._rows = lambda scores, *rest: own(self._cast(scores), *rest)
+            rows = self._call(self._rows, *given)
+            if not isinstance(rows, Tensor) or rows.shape != labels.shape:
                 raise UserError(
-                    f"loss={self.name} returns {batch.item():.4g} for six samples, whose own losses have the mean "
-                    f"{single.mean().item():.4g}; only a mean over samples has an expected value per sample."
+                    f"loss={self.name}: losses() returns {_kind(rows)} for six samples, not one value each."
                 )
-        self.exact = found.dtype == torch.float64
-        if not batch.isfinite():
+        else:
+            rows = torch.stack([self._scalar(*(value[i : i + 1] for value in given)) for i in range(6)])
+            self._rows = self._vectorised(rows, given)
+        self.exact = rows.dtype == torch.float64
+        mean = rows.double().mean().item()
+        if not math.isfinite(mean):
+            raise UserError(f"loss={self.name} returns {mean} for scores of ordinary size; it cannot be judged.")
+        if not math.isclose(mean, batch.item(), rel_tol=1e-4, abs_tol=1e-5):
             raise UserError(
-                f"loss={self.name} returns {batch.item()} for scores of ordinary size; it cannot be judged."
+                f"loss={self.name} returns {batch.item():.4g} for six samples, whose own losses have the mean {mean:.4g}; "
+                "only a mean over samples can be judged."
             )
 
     def _vectorised(self, expected: Tensor, given: tuple[Tensor, ...]) -> Callable[..., Tensor] | None:
@@ -99,9 +106,10 @@ class PerSample:
     def _cast(self, scores: Tensor) -> Tensor:
         return scores.to(self._takes)
 
-    def _works(self, *given: Tensor) -> bool:
+    def _works(self, function: Callable[..., Tensor], *given: Tensor) -> bool:
+        """Whether it takes float64; its own tensors may be float32, and not mix with that."""
         try:
-            self.loss(*given)
+            function(*given)
             return True
         except Exception:
             return False
@@ -110,9 +118,8 @@ class PerSample:
         """The loss of a batch, which must be one number."""
         found = self._call(self.loss, self._cast(scores), labels, answers)
         if not isinstance(found, Tensor) or found.dim():
-            what = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise UserError(
-                f"loss={self.name} returns {what} for a batch; it must return one number, the mean over samples."
+                f"loss={self.name} returns {_kind(found)} for a batch; it must return one number, the mean over samples."
             )
         return found
 
@@ -125,6 +132,14 @@ class PerSample:
             reason = " ".join(str(error).split())[:300] or "no reason given"
             shapes = ", ".join(str(list(value.shape)) for value in given)
             raise UserError(
-                f"loss={self.name} fails with {self.num_classes} classes and {self.num_experts} experts on tensors of "
-                f"shapes {shapes}: {type(error).__name__}: {reason}"
+                f"loss={self.name} fails with K={self.num_classes} and J={self.num_experts} on tensors of shapes {shapes}: "
+                f"{type(error).__name__}: {reason}"
             ) from error
+
+
+def _kind(found: object) -> str:
+    return (
+        f"a tensor of shape {list(found.shape)}"
+        if isinstance(found, Tensor)
+        else f"a value of type {type(found).__name__}"
+    )

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from l2d.theory.per_sample import PerSample
 
 LINES, GRID, REFINED, HALVINGS = 400, 64, 2, 36
+ONE_BY_ONE = 10  # times fewer lines and pairs where samples are computed one by one
 JUMP = 1e-4  # a step that stays larger than this however short the interval
 PAIRS = 20_000
 EXPERTS = (1, 2, 4, 8, 16)
@@ -23,19 +24,20 @@ def continuity(loss: PerSample, seed: int) -> dict[str, Any]:
     """
     generator = torch.Generator().manual_seed(seed)
     width = loss.num_classes + loss.num_experts
-    labels, answers = _samples(loss, LINES, generator)
-    start, way = (2 * torch.randn(LINES, width, dtype=torch.float64, generator=generator) for _ in range(2))
+    lines = LINES if loss.vectorised else LINES // ONE_BY_ONE
+    labels, answers = _samples(loss, lines, generator)
+    start, way = (2 * torch.randn(lines, width, dtype=torch.float64, generator=generator) for _ in range(2))
 
     def values(line: Tensor, position: Tensor) -> Tensor:
         """At positions [n] on the lines [n]."""
         return loss.values(start[line] + position[:, None] * way[line], labels[line], answers[line])
 
     grid = torch.linspace(-1, 1, GRID + 1, dtype=torch.float64)
-    every = torch.arange(LINES)
-    steps = values(every.repeat_interleave(len(grid)), grid.repeat(LINES)).view(LINES, -1).diff()  # [LINES, GRID]
+    every = torch.arange(lines)
+    steps = values(every.repeat_interleave(len(grid)), grid.repeat(lines)).view(lines, -1).diff()  # [lines, GRID]
     around = torch.cat([steps[:, :1], steps, steps[:, -1:]], dim=1)
     odd = (steps - (around[:, :-2] + around[:, 2:]) / 2).abs()
-    interval = odd.topk(REFINED).indices.flatten()  # [LINES * REFINED]
+    interval = odd.topk(REFINED).indices.flatten()  # [lines * REFINED]
     line, low, high = every.repeat_interleave(REFINED), grid[interval], grid[interval + 1]
     at_low, at_high = values(line, low), values(line, high)
     for _ in range(HALVINGS):
@@ -45,7 +47,7 @@ def continuity(loss: PerSample, seed: int) -> dict[str, Any]:
         low, at_low = torch.where(left, low, middle), torch.where(left, at_low, value)
         high, at_high = torch.where(left, middle, high), torch.where(left, value, at_high)
     jumps = (at_high - at_low).abs()
-    found: dict[str, Any] = {"lines": LINES, "lines_with_a_jump": len(line[jumps > JUMP].unique())}
+    found: dict[str, Any] = {"lines": lines, "lines_with_a_jump": len(line[jumps > JUMP].unique())}
     largest = int(jumps.argmax())
     if jumps[largest] > JUMP:
         row = int(line[largest])
@@ -63,14 +65,15 @@ def convexity(loss: PerSample, seed: int) -> dict[str, Any]:
     """Compare the loss of one sample in the middle of random pairs of scores with the mean of the two ends."""
     generator = torch.Generator().manual_seed(seed)
     width = loss.num_classes + loss.num_experts
-    labels, answers = _samples(loss, PAIRS, generator)
-    first, second = (3 * torch.randn(PAIRS, width, dtype=torch.float64, generator=generator) for _ in range(2))
-    second = torch.where(torch.rand(PAIRS, 1, generator=generator) < 0.5, second, first + second / 10)  # near ones too
+    pairs = PAIRS if loss.vectorised else PAIRS // ONE_BY_ONE
+    labels, answers = _samples(loss, pairs, generator)
+    first, second = (3 * torch.randn(pairs, width, dtype=torch.float64, generator=generator) for _ in range(2))
+    second = torch.where(torch.rand(pairs, 1, generator=generator) < 0.5, second, first + second / 10)  # near ones too
     ends = [loss.values(scores, labels, answers) for scores in (first, second)]
     middle = loss.values((first + second) / 2, labels, answers)
     above = middle - (ends[0] + ends[1]) / 2
     allowed = (1e-9 if loss.exact else 1e-4) * (1 + middle.abs())
-    found: dict[str, Any] = {"pairs": PAIRS, "violated": int((above > allowed).sum())}
+    found: dict[str, Any] = {"pairs": pairs, "violated": int((above > allowed).sum())}
     if found["violated"]:
         row = int(above.argmax())
         found["example"] = {
