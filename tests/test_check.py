@@ -430,6 +430,7 @@ def test_the_command_prints_a_table_and_writes_all_numbers(check):
     assert loss["vouches_for"] == "top" and loss["verdict"] in out
     specialists = [joint["family"] for joint in found["joints"]].index("Condition 1 fails")
     assert found["joints"][specialists]["cells"][0] == [0, 1, 0, 1, 1.0]
+    assert not found["joints"][specialists]["condition_1"]
     assert loss["joints"][specialists]["missed"] and loss["joints"][specialists]["regret"] == pytest.approx(1 / 6)
     assert loss["families"]["all"]["missed"] == sum(joint["missed"] for joint in loss["joints"]) == int(rows["all"][1])
     assert loss["worst"]["regret"] > 0.08 and {"continuity", "convexity", "pull"} <= loss.keys()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from l2d.theory.families import FAMILIES, Case
+from l2d.theory.joints import condition_holds
 from l2d.theory.judge import Finding, judge
 from l2d.theory.per_sample import PerSample
 from l2d.theory.properties import continuity, convexity, pull
@@ -169,6 +170,7 @@ def case_json(case: Case) -> dict[str, Any]:
         "cells": [[*cell, mass] for cell, mass in zip(case.cells.tolist(), case.mass.tolist(), strict=True)],
         "answer_rates": case.rates.tolist(),
         "utility": case.utility.tolist(),
+        "condition_1": condition_holds(case.dense),
     }
 
 

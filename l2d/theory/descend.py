@@ -16,6 +16,7 @@ POLISH = 20  # rounds of Newton's method
 FLAT = 1e-13  # least curvature to divide by: nothing changes when all scores of a softmax are shifted
 SAME_RISK = 1e-7  # minima whose risks differ by less are equally good
 SETTLED = 1e-4  # largest slope of a minimum
+IN_A_KINK = 1e-5  # with a larger slope, a point still counts as a minimum if nothing near it is lower by more than this
 FURTHER = (-40.0, -10.0, 10.0)  # moves of one column that may change beliefs and not the risk
 NOTHING = 1e-10  # a change of the risk that is none
 FAR = 12.0  # scores further apart than this are on their way to infinity
@@ -124,7 +125,7 @@ def _sorted(risk: _Risk, scores: Tensor) -> list[Minima]:
     slopes = risk.slope(scores[:, :1]).abs().amax(dim=(1, 2))  # [P]
     settled = slopes < SETTLED  # [P]
     if not settled.all():
-        settled |= _lower_nearby(risk, scores[:, :1]) >= values[:, 0] - SAME_RISK
+        settled |= _lower_nearby(risk, scores[:, :1]) >= values[:, 0] - IN_A_KINK
     further = _further(risk, scores[:, :1], values[:, :1] + NOTHING)
     found = []
     for p in range(risk.joints):
