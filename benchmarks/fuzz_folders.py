@@ -148,9 +148,10 @@ def _data_case(good: Good, rng: random.Random, folder: Path) -> tuple[str | None
     for _ in range(rng.choice((1, 1, 2, 3))):
         target = data / manifest if manifest and rng.random() < 0.7 else rng.choice(files)
         if not manifest and rng.random() < 0.3 and target.parent.is_dir():
-            name = rng.choice(NAMES)
-            done.append(f"{target.parent.name!r} is now {name!r}")
-            target.parent.rename(target.parent.with_name(name))
+            renamed = target.parent.with_name(rng.choice(NAMES))
+            if not renamed.exists():  # by an earlier round
+                done.append(f"{target.parent.name!r} is now {renamed.name!r}")
+                target.parent.rename(renamed)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             done.append(f"{target.name!r}: {damage(target, rng, folder / 'outside')}")
@@ -219,9 +220,12 @@ def _quoted(path: Path) -> str:
 
 
 def digest(folder: Path) -> str:
-    """Of the names, kinds and contents of all that is below a folder; locks do not count, which are opened to look at them."""
+    """Of the names, kinds and contents of all that is below a folder. Locks do not count: who looks at a run opens its lock,
+    and writes and removes the note (.owner) that says who holds it."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
+        if path.name == ".owner":
+            continue
         mode = path.lstat().st_mode
         content = path.read_bytes() if stat.S_ISREG(mode) and path.name != ".lock" else b""
         if path.name != ".lock" or stat.S_ISLNK(mode):

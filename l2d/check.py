@@ -66,9 +66,10 @@ def chosen_losses(words: list[str], config_dirs: Folders) -> dict[str, DictConfi
         if not word.lstrip("+~").startswith("loss."):
             raise UserError(f"{word} has no effect on what is checked; give loss=NAME and loss.KEY=VALUE.")
     known = group_files([folder for folder in config_dirs if Path(folder).is_dir()])["loss"]
-    names = [name for value in chosen for name in (known if value == "all" else value.split(","))]
+    every = [name for name in known if name != "none"]  # which systems without a loss bring along
+    names = [name for value in chosen for name in (every if value == "all" else value.split(","))]
     if not names:
-        raise UserError(f"loss=NAME is missing; choose of {', '.join(known)}, or loss=all.")
+        raise UserError(f"loss=NAME is missing; choose of {', '.join(every)}, or loss=all.")
     return {
         " ".join([name, *settings]): compose([f"loss={name}", *settings], config_dirs) for name in dict.fromkeys(names)
     }

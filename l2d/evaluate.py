@@ -173,11 +173,10 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     """Load the weights, predict the test set of the setting and evaluate it."""
     from l2d.data import Loader
-    from l2d.evaluation.evaluator import evaluate
+    from l2d.evaluation.evaluator import evaluate, predict_splits
     from l2d.place import Place, Ranks
     from l2d.systems import load_system
     from l2d.task import load_task
-    from l2d.training.loop import predict
 
     ranks = Ranks()
     if ranks.count > 1:
@@ -210,7 +209,7 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
         for name, split in task.splits().items()
         if name != "train"
     }
-    return evaluate(cfg, system, {name: predict(system, loader) for name, loader in loaders.items()}, task.truth)
+    return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), task.truth)
 
 
 def trained_weights(path: Path, run: Run) -> "Weights":

@@ -104,19 +104,31 @@ def choices(cfg: DictConfig) -> dict[str, Any]:
     return {key: plain(value) for key, value in chosen.items()}
 
 
+def method_parts(chosen: dict[str, Any]) -> list[str]:
+    """The names of the loss, where one is chosen, and of the system, where it is not the usual one.
+
+    >>> method_parts({"loss": "ce", "system": "score"}), method_parts({"loss": "none", "system": "compare_confidence"})
+    (['ce'], ['compare_confidence'])
+    """
+    loss, system = str(chosen.get("loss") or ""), str(chosen.get("system") or "score")
+    return [*([] if loss == "none" else [loss]), *([] if system == "score" else [system])]
+
+
 def run_name(cfg: DictConfig) -> str:
     """dataset/loss-experts-J-backbone-seed-fingerprint: readable, and never the same for two settings or two datasets."""
     chosen = choices(cfg)
     count = "all" if chosen["num_experts"] is None else chosen["num_experts"]
-    system = [] if chosen["system"] == "score" else [chosen["system"]]
-    parts = [*system, chosen["loss"], chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
+    method = reversed(method_parts(chosen))
+    parts = [*method, chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
     return f"{_safe(chosen['dataset'])}/{'-'.join(map(_safe, (*parts, fingerprint(cfg))))}"
 
 
 def register_resolvers() -> None:
-    """`${l2d.run_name:}` is the config's run name; `${l2d.num_annotators:2}` the number of annotators named, else 2."""
+    """`${l2d.run_name:}` is the config's run name; `${l2d.num_annotators:2}` the number of annotators named, else 2;
+    `${l2d.if_linear:A,B}` is A for a backbone without hidden layers, else B."""
     OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
     OmegaConf.register_new_resolver("l2d.num_annotators", _num_annotators, replace=True)
+    OmegaConf.register_new_resolver("l2d.if_linear", _if_linear, replace=True)
 
 
 def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | None:
@@ -124,6 +136,10 @@ def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | Non
     if named is None:
         return otherwise
     return len(named) if OmegaConf.is_list(named) else 1
+
+
+def _if_linear(linear: float, otherwise: float, *, _root_: DictConfig) -> float:
+    return linear if _root_.backbone.get("layers") == 0 else otherwise
 
 
 def _run_fingerprint(folder: Path) -> str:

@@ -67,4 +67,13 @@ def _run(cfg: DictConfig) -> dict[str, Any]:
 
         return run(cfg)
     finally:
-        remove_if_empty(folder)  # Hydra creates it even if the run fails
+        _remove_if_rejected(folder)
+
+
+def _remove_if_rejected(folder: Path) -> None:
+    """Hydra creates the folder, and its `output_subdir` with three files, even for a run that is refused."""
+    own = folder / (HydraConfig.get().output_subdir or "")
+    if own != folder and not (folder / "config.yaml").exists():
+        for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+            (own / name).unlink(missing_ok=True)
+    remove_if_empty(own)

@@ -13,7 +13,7 @@ from torch import nn
 from l2d.check import builder, chosen_losses
 from l2d.cli import main
 from l2d.conf_files import group_files
-from l2d.losses import BASES, FORMULATIONS, without_unanswered
+from l2d.losses import BASES, FORMULATIONS
 from l2d.systems import ScoreSystem
 from l2d.theory import condition_holds, conditional_risk, minimise, overlapping_specialists
 from l2d.theory.check import check_loss, verdict
@@ -34,132 +34,18 @@ class Loss:
     def __call__(self, scores, labels, answers):
         return self.losses(scores, labels, answers).mean()
 
-    def answered(self, scores, labels, answers):
-        """Scores without who gave no answer, and where each column is right, [B, K+J] both."""
-        right = torch.cat([F.one_hot(labels, self.num_classes).bool(), answers == labels[:, None]], dim=1)
-        return without_unanswered(scores, answers), right
-
-
-class Realizable(Loss):
-    """-log(p_y + sum_j correct_j p_{K+j})."""
-
-    def losses(self, scores, labels, answers):
-        scores, right = self.answered(scores, labels, answers)
-        return scores.logsumexp(dim=1) - scores.masked_fill(~right, -1e30).logsumexp(dim=1)
-
-
-class Mixture(Realizable):
-    """The same loss; the classes together compete with each expert."""
-
-    def beliefs(self, scores):
-        p = scores.softmax(dim=-1)
-        classes, experts = p[..., : self.num_classes], p[..., self.num_classes :]
-        own = classes / classes.amax(dim=-1, keepdim=True) * classes.sum(dim=-1, keepdim=True)
-        return torch.cat([own, experts], dim=-1)
-
-
-class Generalised(Loss):
-    """sum_i t_i (1 - p_i^q) / q with the targets of a formulation."""
-
-    def __init__(self, num_classes, q, formulation="vanilla"):
-        super().__init__(num_classes)
-        self.q, self.formulation = q, FORMULATIONS[formulation]
-
-    def losses(self, scores, labels, answers):
-        scores, right = self.answered(scores, labels, answers)
-        weights = self.formulation(scores[:, self.num_classes :].detach(), right[:, self.num_classes :])
-        targets = torch.cat([right[:, : self.num_classes].to(scores), weights], dim=1)
-        return -(targets * torch.expm1(self.q * scores.log_softmax(dim=1))).sum(dim=1) / self.q
-
-
-class GCE(Generalised):
-    """With q = 0.7, whose minimum has p_i proportional to [eta, Acc]_i^(1 / (1 - q))."""
-
-    vouches_for = "all"
-
-    def __init__(self, num_classes):
-        super().__init__(num_classes, 0.7)
-
-    def beliefs(self, scores):
-        powers = (1 - self.q) * scores
-        return (powers - powers[..., : self.num_classes].logsumexp(dim=-1, keepdim=True)).exp()
-
-
-class Decoupled(Loss):
-    vouches_for = "all"
-
-    def losses(self, scores, labels, answers):
-        classes, experts = scores.tensor_split([self.num_classes], dim=1)
-        right = (answers == labels[:, None]).to(scores)
-        each = F.binary_cross_entropy_with_logits(experts, right, reduction="none") * (answers >= 0)
-        number = (answers >= 0).sum(dim=1).clamp(min=1)
-        return F.cross_entropy(classes, labels, reduction="none") + each.sum(dim=1) / number
-
-    def beliefs(self, scores):
-        classes, experts = scores.tensor_split([self.num_classes], dim=-1)
-        return torch.cat([classes.softmax(dim=-1), experts.sigmoid()], dim=-1)
-
-
-class Asymmetric(Loss):
-    vouches_for = "all"
-
-    def losses(self, scores, labels, answers):
-        right = (answers == labels[:, None]).to(scores)
-        each = F.binary_cross_entropy_with_logits(self.logits(scores), right, reduction="none") * (answers >= 0)
-        return F.cross_entropy(scores[:, : self.num_classes], labels, reduction="none") + each.sum(dim=1)
-
-    def logits(self, scores):
-        classes, experts = scores.tensor_split([self.num_classes], dim=1)
-        others = classes.scatter(1, classes.argmax(dim=1, keepdim=True), -torch.inf)
-        return experts - others.logsumexp(dim=1, keepdim=True)
-
-    def beliefs(self, scores):
-        return torch.cat([scores[:, : self.num_classes].softmax(dim=1), self.logits(scores).sigmoid()], dim=1)
-
-
-class Balanced(Loss):
-    """Every correct expert with weight 1 / |S|, undone by a shift of its score; S are those who answered."""
-
-    vouches_for = "all"
-
-    def losses(self, scores, labels, answers):
-        number = (answers >= 0).sum(dim=1, keepdim=True).clamp(min=1)
-        scores, right = self.answered(scores, labels, answers)
-        shifted = torch.cat([scores[:, : self.num_classes], scores[:, self.num_classes :] - number.log()], dim=1)
-        share = torch.ones_like(scores)
-        share[:, self.num_classes :] = 1 / number
-        return -(right * share * shifted.log_softmax(dim=1)).sum(dim=1)
-
-    def beliefs(self, scores):
-        return (scores - scores[..., : self.num_classes].logsumexp(dim=-1, keepdim=True)).exp()
-
-
-# Used where the configuration has no loss of that name.
-OWN: dict[str, Callable[[int], object]] = {
-    "rs": Realizable,
-    "moe": Mixture,
-    "mae": lambda num_classes: Generalised(num_classes, 1.0),
-    "gce": GCE,
-    "picce_gce": lambda num_classes: Generalised(num_classes, 0.9, "picce"),
-    "decoupled": Decoupled,
-    "asm": Asymmetric,
-    "balanced_ce": Balanced,
-}
-
 
 def of(name: str, *settings: str) -> Callable[[int, int], PerSample]:
     """(K, J) -> the loss of that name."""
-    if name in group_files()["loss"]:
-        ((_, cfg),) = chosen_losses([f"loss={name}", *settings], ()).items()
-        return builder(name, cfg)
-    return own(OWN[name], name)
+    ((_, cfg),) = chosen_losses([f"loss={name}", *settings], ()).items()
+    return builder(name, cfg)
 
 
-def own(make: Callable[[int], object], name: str = "own") -> Callable[[int, int], PerSample]:
+def own(make: Callable[[int], object]) -> Callable[[int, int], PerSample]:
     @cache
     def build(num_classes: int, num_experts: int) -> PerSample:
         system = ScoreSystem(lambda _: nn.Identity(), make(num_classes), num_classes, num_experts)
-        return PerSample(name, system, num_classes, num_experts)
+        return PerSample("own", system, num_classes, num_experts)
 
     return build
 
@@ -240,7 +126,7 @@ def test_picce_misses_only_where_condition_1_fails(name):
 def test_gce_repairs_picce_where_q_is_above_one_half():
     joint = overlapping_specialists()
     specialists = [Case("", 4, joint.nonzero(), joint[joint > 0].double(), torch.ones(3, dtype=torch.float64))]
-    regret = {q: judged(own(lambda k, q=q: Generalised(k, q, "picce")), specialists)[0].regret for q in (0.3, 0.7)}
+    regret = {q: judged(of("picce_gce", f"loss.q={q}"), specialists)[0].regret for q in (0.3, 0.7)}
     assert regret == pytest.approx({0.3: 1 / 6, 0.7: 0})
     assert not any(f.missed for f in judged(of("picce_gce", "loss.q=0.9"), SOME))
 
@@ -327,7 +213,8 @@ def test_a_minimum_in_a_kink_counts_and_a_risk_without_bound_does_not():
         """The median: |theta_i - [column i is right]|, least at 0 or 1."""
 
         def losses(self, scores, labels, answers):
-            return (scores - self.answered(scores, labels, answers)[1].to(scores)).abs().sum(dim=1)
+            right = torch.cat([F.one_hot(labels, self.num_classes), answers == labels[:, None]], dim=1)  # [B, K+J]
+            return (scores - right).abs().sum(dim=1)
 
     class Falling(Loss):
         def losses(self, scores, labels, answers):
@@ -464,7 +351,7 @@ def test_all_names_every_loss_of_the_configuration(monkeypatch, check):
     named = []
     monkeypatch.setattr("l2d.check.check", lambda losses, *rest: named.extend(losses))
     assert check("--config-dir", "mine", "loss=all", "loss.name=x")[0] == 0
-    assert named == [f"{name} loss.name=x" for name in group_files(["mine"])["loss"]]
+    assert named == [f"{name} loss.name=x" for name in group_files(["mine"])["loss"] if name != "none"]
 
 
 @pytest.mark.parametrize(
@@ -472,6 +359,7 @@ def test_all_names_every_loss_of_the_configuration(monkeypatch, check):
     [
         ([], "loss=NAME"),
         (["loss=hinge"], "picce_ce"),
+        (["loss=none"], "loss=none"),
         (["loss=ce", "loss.hinge=1"], "hinge"),
         (["loss=ce", "loss.base=nowhere"], "loss.base=nowhere"),
         (["loss=ce", "experts.num=3"], "experts.num=3"),

@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from l2d.conf_files import config_dir
+from l2d.config import build
 from l2d.data import Batch, ImageFiles, Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS, _crops
 from l2d.decisions import decide
@@ -33,7 +35,7 @@ from l2d.place.memory import available_memory
 from l2d.place.place import WORKSPACE
 from l2d.place.ranks import refuse_shared_gpus
 from l2d.signals import StopSignal
-from l2d.systems import ScoreSystem
+from l2d.systems import CompareConfidence, ScoreSystem, TwoStage
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit, forward
 from l2d.training.state import TrainingState
@@ -71,6 +73,16 @@ def test_losses_stay_on_the_device(batch, formulation, base):
     assert loss.device.type == "cuda"
     assert loss.shape == ()
     assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(config_dir(), "loss").glob("*.yaml")))
+def test_every_loss_and_its_beliefs_stay_on_the_device(batch, composed, name, complete):
+    cfg = composed(f"loss={name}", "experts.costs=0.1")
+    loss = build(cfg, "loss", num_classes=K, complete=complete)
+    value, beliefs = loss(*batch), loss.beliefs(batch[0])
+    assert (value.device.type, value.shape, value.dtype) == ("cuda", (), torch.float32)
+    assert (beliefs.device.type, beliefs.shape) == ("cuda", (B, K + J))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -132,6 +144,30 @@ class CostlyLoss(DeferralLoss):
 
     def forward(self, scores, labels, answers):
         return super().forward(scores * self.temperature, labels, answers) + self.costs.sum()
+
+
+def of_two_stages() -> TwoStage:
+    loss = DeferralLoss("picce", "ova", K, weight="balanced")
+    return TwoStage(
+        lambda n: MLP(n, (3, 8, 8), 8, 1), loss, K, J, B, 0, "cross_fit", folds=2, share=0.5, router_epochs=1
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [of_two_stages, lambda: CompareConfidence(lambda n: MLP(n, (3, 8, 8), 8, 1), K, J)], ids=["two", "compare"]
+)
+def test_every_stage_of_a_system_is_computed_on_its_place(make):
+    meta, system = torch.device("meta"), make()
+    stages = system.stages()
+    place = Place(meta).take(system, OmegaConf.create({"channels_last": True, "compile": False}))
+    with meta:
+        batch = Batch(torch.zeros(B, 3, 8, 8), torch.arange(B) % K, torch.zeros(B, J), torch.arange(B))
+    for stage in stages:
+        system.stage = stage.name
+        assert stage.loss(system.train()(batch.inputs).bfloat16(), batch).device.type == "meta"
+    outputs = forward(system, batch, place, rows=2 * B)
+    beliefs = system.beliefs(outputs)
+    assert (outputs.shape, beliefs.shape, beliefs.device.type) == ((B, K + J), (B, K + J), "meta")
 
 
 def test_a_system_moves_to_its_place_with_its_loss():
@@ -220,7 +256,7 @@ def test_a_step_waits_for_the_device_only_at_the_log_interval(
     state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
     state.check_every = check_every
     with Waiting(state) as waiting, Fetching(state) as fetching:
-        next(fit(state, loader, lambda *step: None))
+        next(fit(state, lambda *step: None))
     assert set(waiting.steps) == set(fetching.steps) == expected
     assert waiting.operations > 12 * 20
 
@@ -429,7 +465,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(composed, tmp_path, monke
         system = ScoreSystem(lambda outputs: MLP(outputs, (3, 8, 8), 8, 1), DeferralLoss("picce", "ce", K), K, J)
         state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        next(fit(state, loader, lambda *step: None))
+        next(fit(state, lambda *step: None))
     assert norms[:2] == pytest.approx(norms[2:], rel=1e-5) and min(norms) > 0.1
 
 

@@ -9,17 +9,27 @@ from l2d.errors import UserError
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 
 K = 3
-PAIRS = [(f, b) for f in ("vanilla", "picce", "pice") for b in ("ce", "ova")]
+PAIRS = [(f, b) for f in ("vanilla", "picce", "pice") for b in ("ce", "ova", "gce", "decoupled", "asm")]
 
 
 def naive_phi(base: str, theta: list[float], k: int, num_classes: int) -> float:
     """phi(theta, k) by its definition, without any rearrangement."""
+    p = exp(theta[k]) / sum(exp(t) for t in theta)
     if base == "ce":
-        return -log(exp(theta[k]) / sum(exp(t) for t in theta))
+        return -log(p)
+    if base == "gce":
+        return (1 - p**0.7) / 0.7
     s = [1 / (1 + exp(-t)) for t in theta]
-    if k < num_classes:
+    if base == "asm":  # exp(theta_j) over the sum of itself and of all classes but the predicted one
+        classes = [exp(t) for t in theta[:num_classes]]
+        others = sum(classes) - max(classes)
+        s = [exp(t) / (others + exp(t)) for t in theta]
+    if k >= num_classes:
+        return -log(s[k]) + log(1 - s[k])
+    if base == "ova":
         return -log(s[k]) - sum(log(1 - s[i]) for i in range(len(theta)) if i != k)
-    return -log(s[k]) + log(1 - s[k])
+    own = exp(theta[k]) / sum(exp(t) for t in theta[:num_classes])
+    return -log(own) - sum(log(1 - u) for u in s[num_classes:])
 
 
 def naive_loss(formulation: str, base: str, theta: list[float], y: int, answers: list[int], num_classes: int) -> float:
@@ -163,7 +173,7 @@ def test_picce_is_continuous_where_the_leading_expert_changes_and_pice_jumps(bas
 
     def values(formulation: str, answers: list[int]) -> list[float]:
         return [
-            loss_of(formulation, base, [0.3, -0.2, 0.1, 0.7, 0.7 + step], 1, answers, K) for step in (-1e-5, 0, 1e-5)
+            loss_of(formulation, base, [0.3, -1.2, -0.9, 0.7, 0.7 + step], 1, answers, K) for step in (-1e-5, 0, 1e-5)
         ]
 
     for answers in ([1, 1], [1, 0]):
@@ -171,7 +181,7 @@ def test_picce_is_continuous_where_the_leading_expert_changes_and_pice_jumps(bas
         assert abs(below - tie) < 1e-4
         assert abs(above - tie) < 1e-4
     below, _, above = values("pice", [1, 0])
-    phi = naive_phi(base, [0.3, -0.2, 0.1, 0.7, 0.7], K, K)
+    phi = naive_phi(base, [0.3, -1.2, -0.9, 0.7, 0.7], K, K)
     assert below - above == pytest.approx(phi, abs=1e-4)
     assert abs(phi) > 0.5
 
@@ -234,9 +244,12 @@ def test_huge_scores_stay_finite(formulation, base):
         assert torch.isfinite(scores.grad).all()
     # theta_y = 1e4 against 0: nothing to lose; theta_y = -1e4 against 0: 1e4 to lose, plus what the zeros cost
     # (float32 numbers near 1e4 are 1e-3 apart).
-    quiet = {"ce": 0.0, "ova": 4 * log(2)}[base]
+    # A-SM: exp(0) against the two other classes gives u = 1/3, and against one (the other is predicted) u = 1/2.
+    quiet = {"ce": 0.0, "ova": 4 * log(2), "gce": 0.0, "decoupled": 2 * log(2), "asm": 2 * log(3 / 2)}[base]
     assert loss_of(formulation, base, [1e4, 0, 0, 0, 0], 0, [1, 1], K) == pytest.approx(quiet, abs=2e-3)
-    loud = 1e4 + {"ce": log(4), "ova": 4 * log(2)}[base]
+    loud = {
+        "ce": 1e4 + log(4), "ova": 1e4 + 4 * log(2), "gce": 1 / 0.7, "decoupled": 1e4 + 3 * log(2), "asm": 1e4 + 3 * log(2),
+    }[base]  # fmt: skip
     assert loss_of(formulation, base, [-1e4, 0, 0, 0, 0], 0, [1, 1], K) == pytest.approx(loud, rel=1e-6)
 
 

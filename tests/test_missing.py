@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from l2d.losses import BASES, BELIEFS, FORMULATIONS, without_unanswered
+from l2d.losses import BASES, FORMULATIONS, without_unanswered
 from l2d.theory import random_joint, truth
 
 K, J = 3, 2
@@ -46,7 +46,7 @@ def minimiser(joint: torch.Tensor, base: str, formulation: str = "vanilla", mask
 
 
 def believed(scores: torch.Tensor, base: str) -> torch.Tensor:
-    return BELIEFS[BASES[base]](scores, K)
+    return BASES[base].beliefs(scores, K)
 
 
 @pytest.mark.parametrize("base", ["ce", "ova"])

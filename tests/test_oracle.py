@@ -20,7 +20,7 @@ from l2d.evaluation.full import full_evaluation, posterior_profile
 from l2d.evaluation.regret import regret
 from l2d.experts import simulate
 from l2d.losses import DeferralLoss, underfitting
-from l2d.losses.underfitting import implied_distribution
+from l2d.losses.base import implied_distribution
 from l2d.systems import ScoreSystem
 from l2d.task import Truth
 

@@ -45,7 +45,7 @@ def row(epoch, **more):
 
 
 def test_the_header_shows_the_choices_without_interpreting_markup(capsys):
-    ProgressReporter(verbose=True).start(FACTS, epochs=1, steps=1, batch_size=10)
+    ProgressReporter(verbose=True).start(FACTS, epochs=1, batch_size=10)
     out = capsys.readouterr().out
     for said in ("dataset [bold]toy", "experts mixed", "loss picce_ce", "device cpu", "parameters 1,234,567"):
         assert said in out
@@ -53,10 +53,10 @@ def test_the_header_shows_the_choices_without_interpreting_markup(capsys):
 
 def test_plain_lines_come_at_most_once_a_second_and_show_the_time_left(capsys, clock):
     reporter = ProgressReporter(verbose=True)
-    reporter.start(FACTS, epochs=10, steps=4, batch_size=10)
+    reporter.start(FACTS, epochs=10, batch_size=10)
     for epoch, now in ((1, 102.0), (2, 102.5), (3, 104.0), (10, 200.0)):
         clock.now = now
-        reporter.step(epoch - 1, 2, 1.0)
+        reporter.step(epoch - 1, 2, 4, 1.0)
         reporter.epoch(row(epoch, **(METRICS if epoch == 3 else {})))
     reporter.stop()
     first, third, last = capsys.readouterr().out.splitlines()[1:]
@@ -69,7 +69,7 @@ def test_plain_lines_come_at_most_once_a_second_and_show_the_time_left(capsys, c
 
 def test_verbose_false_prints_only_the_final_table(capsys, clock, tmp_path):
     reporter = ProgressReporter(verbose=False)
-    reporter.start(FACTS, epochs=2, steps=1, batch_size=10)
+    reporter.start(FACTS, epochs=2, batch_size=10)
     clock.now += 10
     reporter.epoch(row(1))
     reporter.stop()
@@ -111,7 +111,7 @@ def test_the_number_of_experts_is_that_of_the_panel(capsys, tmp_path, num, exper
     ProgressReporter(verbose=True).final(tmp_path, result)
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{title}  ")
     if experts:
-        ProgressReporter(verbose=True).start(FACTS | result, epochs=1, steps=1, batch_size=10)
+        ProgressReporter(verbose=True).start(FACTS | result, epochs=1, batch_size=10)
         assert "num_experts 2  " in capsys.readouterr().out
 
 
@@ -120,10 +120,10 @@ import time
 from l2d.tracking.progress import ProgressReporter
 
 reporter = ProgressReporter(verbose=True)
-reporter.start({FACTS!r}, epochs=2, steps=4, batch_size=10)
+reporter.start({FACTS!r}, epochs=2, batch_size=10)
 for step in (1, 2, 3, 4):
     time.sleep(0.1)
-    reporter.step(0, step, 0.25)
+    reporter.step(0, step, 4, 0.25)
     reporter.bar and reporter.bar.refresh()
 reporter.epoch({row(1)!r})
 reporter.bar and reporter.bar.refresh()

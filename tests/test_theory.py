@@ -65,7 +65,7 @@ def test_random_joints_agree_with_the_theory():
 def test_conditional_risk_is_the_definition_summed_over_cells(base, num_experts):
     for joint in random_joints(2, 3, num_experts, seed=num_experts):
         scores = torch.randn(3, 3 + num_experts, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        expected = risk_by_definition(scores, joint, base.__name__)
+        expected = risk_by_definition(scores, joint, base.name)
         for row, value in zip(scores, expected, strict=True):
             torch.testing.assert_close(conditional_risk(row, joint, picce, base), value, rtol=0, atol=1e-12)
 
@@ -82,7 +82,7 @@ def test_no_descent_from_random_starts_goes_below_the_minimiser(base):
         optimizer = torch.optim.Adam([scores], lr=0.1)
         for _ in range(120):
             optimizer.zero_grad()
-            risks = risk_by_definition(scores, joint.double(), base.__name__)
+            risks = risk_by_definition(scores, joint.double(), base.name)
             risks.sum().backward()
             optimizer.step()
         assert risks.min() > least - 1e-9

@@ -128,7 +128,7 @@ def trained(
     optim = {"lr": lr, "momentum": momentum, "schedule": "cosine"}
     state = state_of(system, loader, optim, epochs=epochs, clip_grad=clip_grad, log_every=log_every)
     on_step = (lambda *step: steps.append(step)) if steps is not None else lambda *step: None
-    rows = list(fit(state, loader, on_step))
+    rows = list(fit(state, on_step))
     return system, rows, weights_of(system) - before
 
 
@@ -146,15 +146,15 @@ def test_rows_hold_the_mean_loss_the_next_rate_and_the_speed(problem):
     steps = []
     _, rows, _ = trained(problem(), epochs=2, steps=steps)
     assert [row["lr"] for row in rows] == pytest.approx([0.05, 0], abs=1e-12)
-    assert [(epoch, step) for epoch, step, _ in steps] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
-    assert rows[0]["loss"] == pytest.approx(steps[2][2])  # the running mean of the epoch's last step
+    assert [(epoch, step) for epoch, step, *_ in steps] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+    assert rows[0]["loss"] == pytest.approx(steps[2][3])  # the running mean of the epoch's last step
     assert all(row["images_per_second"] > 0 for row in rows)
 
 
 def test_the_log_interval_is_kept(problem):
     steps = []
     trained(problem(batch_size=6), epochs=1, steps=steps, log_every=4)
-    assert [step for _, step, _ in steps] == [4, 8]
+    assert [step for _, step, *_ in steps] == [4, 8]
 
 
 def test_the_first_loss_is_that_of_the_untrained_model(problem):
@@ -218,7 +218,7 @@ def test_fit_trains_in_training_mode(problem):
     """Also after an evaluation in between: batch norm's statistics keep moving."""
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 5))
     system, loader, counted = system_of(model, DeferralLoss("vanilla", "ova", 3)), problem(), []
-    for _ in fit(state_of(system, loader, epochs=3), loader, lambda *step: None):
+    for _ in fit(state_of(system, loader, epochs=3), lambda *step: None):
         predict(system, problem(train=False))
         counted.append(int(model[1].num_batches_tracked))
     assert counted == [3, 6, 9]
@@ -230,7 +230,7 @@ def test_frozen_parts_stay_bit_identical_including_batch_norm(problem):
     system, loader = system_of(model), problem()
     freeze(system, ["backbone.1", "backbone.2"])
     before = {name: tensor.clone() for name, tensor in system.state_dict().items()}
-    list(fit(state_of(system, loader, epochs=2), loader, lambda *step: None))
+    list(fit(state_of(system, loader, epochs=2), lambda *step: None))
     same = {name for name, tensor in system.state_dict().items() if torch.equal(tensor, before[name])}
     assert same == {name for name in before if not name.startswith("backbone.3")}
 
@@ -260,7 +260,7 @@ def test_a_stage_trains_its_own_parameters_and_starts_its_own_schedule(problem):
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5))
     system, loader = TwoStages(lambda n: model, DeferralLoss("picce", "ce", 3), 3, 2), problem()
     state, seen = state_of(system, loader, {"schedule": "cosine", "lr": 1.0}, epochs=3), []
-    for row in fit(state, loader, lambda *step: None):
+    for row in fit(state, lambda *step: None):
         seen.append((row["epoch"], row["stage"], round(row["lr"], 9), model[1].weight.sum().item()))
     assert [(epoch, stage) for epoch, stage, *_ in seen] == [
         (1, "features"), (2, "features"), (3, "head"), (4, "head"), (5, "head"),
@@ -311,7 +311,7 @@ cfg = OmegaConf.create({
     "optim": {"_target_": "torch.optim.SGD", "lr": 0.1, "schedule": "constant", "warmup_epochs": 0},
 })
 state = TrainingState(cfg, system, loader, Checkpoints(Path("nowhere"), ""), StopSignal())
-rows = list(fit(state, loader, lambda *step: None))
+rows = list(fit(state, lambda *step: None))
 assert seen == {torch.bfloat16}, seen
 assert predict(system, loader).outputs.dtype == torch.float32
 assert all(p.dtype == torch.float32 for p in system.parameters())

@@ -23,7 +23,7 @@ class Loader:
             raise UserError(
                 f"A split has {len(split)} samples for {ranks.count} processes; use at most {len(split)} of them."
             )
-        self.split, self.place, self.seed, self.train = split, place, seed, train
+        self.split, self.place, self.seed, self.train, self.whole_batch = split, place, seed, train, batch_size
         self.batch_size = min(ranks.per_rank_batch_size(batch_size), max(len(split) // ranks.count, 1))
         self.labels = split.labels.to(place.device)
         self.answers, self.answers_epoch = (split.redraw(0) if split.redraw else split.answers).to(place.device), 0
@@ -35,6 +35,10 @@ class Loader:
         if self.train:
             return len(self.split) // (self.batch_size * ranks.count)
         return -(-len(range(ranks.rank, len(self.split), ranks.count)) // self.batch_size)
+
+    def take(self, rows: Tensor) -> "Loader":
+        """The same for these rows [n] of the split alone."""
+        return Loader(self.split.take(rows), self.place, self.whole_batch, self.seed, self.train)
 
     def order(self, epoch: int) -> tuple[Tensor, ...]:
         """The samples [B] of every step, drawn on the CPU, so that they are the same on every device."""

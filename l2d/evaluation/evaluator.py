@@ -18,7 +18,7 @@ from l2d.evaluation.outcome import Outcome, observe
 from l2d.identity import evaluated_with
 from l2d.place import Place
 from l2d.systems import System
-from l2d.task import Task, Truth
+from l2d.task import Task, Truth, hold_out
 from l2d.training.loop import Predicted, forward, predict
 
 PROBE_SIZE = 64  # training samples on which underfitting is looked at after every epoch
@@ -37,6 +37,7 @@ class Evaluated(NamedTuple):
 def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], truth: Truth | None) -> Evaluated:
     """Everything that a run reports, from the outputs of `test` and, where it exists, `held_out`."""
     outcomes = {}
+    check_costs(cfg, system, predicted["test"].answers.shape[1])
     if "held_out" in predicted:
         outcomes["held_out"] = observe(system, predicted["held_out"])
     held_out = outcomes.get("held_out")
@@ -76,6 +77,35 @@ def expert_costs(cfg: DictConfig, num_experts: int) -> Tensor | None:
             f"experts.costs={costs} has {len(costs)} entries for {num_experts} experts; give one each, or one for all."
         )
     return torch.tensor(costs, dtype=torch.float64).expand(num_experts)
+
+
+def check_costs(cfg: DictConfig, system: System, num_experts: int) -> None:
+    """Refuse costs that the system's beliefs are not good enough for."""
+    costs = expert_costs(cfg, num_experts)
+    if costs is None or not costs.any() or system.vouches_for == "all":
+        return
+    unequal = bool((costs != costs[0]).any())
+    if unequal or system.vouches_for == "none":
+        what = "one cost for all experts" if system.vouches_for == "top" else "no cost"
+        raise UserError(
+            f"experts.costs={plain(cfg.experts.costs)}: loss={cfg.loss.get('name')} with system={cfg.system.get('name')} can weigh {what}, "
+            "because its beliefs about the experts are no estimates; choose loss=ova or balanced_ova."
+        )
+
+
+def predict_splits(system: System, loaders: dict[str, Loader], seed: int, settle: bool) -> dict[str, Predicted]:
+    """The outputs of every split. Of the held-out data a system that is fitted on them gets half, and the other half remains:
+    no sample is used for two things."""
+    predicted = {name: predict(system, loader) for name, loader in loaders.items()}
+    held_out = predicted.get("held_out")
+    if not system.fitted_on_held_out or held_out is None:
+        return predicted
+    rest, fitted_on = hold_out(len(held_out.labels), 0.5, seed)
+    if fitted_on is None:
+        raise UserError(f"held_out has {len(held_out.labels)} samples, too few to fit anything on; hold out more.")
+    if settle:
+        system.settle(*(part[fitted_on] for part in held_out[:3]))
+    return {**predicted, "held_out": Predicted(*(part[rest] for part in held_out))}
 
 
 def chosen_metrics(cfg: DictConfig) -> list[Metric]:
@@ -122,7 +152,11 @@ class Evaluator:
     def __init__(self, cfg: DictConfig, system: System, task: Task, place: Place, train: Loader):
         self.cfg, self.system, self.task, self.place = cfg, system, task, place
         check_evaluation(cfg)
-        expert_costs(cfg, task.num_experts)  # refused before the training
+        check_costs(cfg, system, task.num_experts)
+        if system.fitted_on_held_out and task.held_out is None:
+            raise UserError(
+                f"held_out={cfg.held_out:g}: system={cfg.system.get('name')} is fitted on held-out data after training; set held_out=0.2."
+            )
         self.loaders = {
             name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
             for name, split in task.splits().items()
@@ -141,7 +175,7 @@ class Evaluator:
         if final or (every and epoch % every == 0):
             self.place.ranks.broadcast_buffers(self.system)
         if final:
-            predicted = {name: predict(self.system, loader) for name, loader in self.loaders.items()}
+            predicted = predict_splits(self.system, self.loaders, self.cfg.seed, settle=True)
             self.evaluated = evaluate(self.cfg, self.system, predicted, self.task.truth)
             row |= self.evaluated.result["metrics"]
         elif every and epoch % every == 0:
@@ -153,9 +187,8 @@ class Evaluator:
 
     def _observed(self) -> Outcome:
         """The outcome on the test split as the system is now; held-out data are predicted only for a rule that uses them."""
-        fitted = "held_out" in bind(self.cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
-        held_out = None
-        if fitted and "held_out" in self.loaders:
-            held_out = observe(self.system, predict(self.system, self.loaders["held_out"]))
-        test = predict(self.system, self.loaders["test"])
-        return observe(self.system, test, chosen_rule(self.cfg), held_out=held_out)
+        uses = self.system.fitted_on_held_out or "held_out" in bind(self.cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
+        loaders = {name: loader for name, loader in self.loaders.items() if uses or name == "test"}
+        predicted = predict_splits(self.system, loaders, self.cfg.seed, settle=True)
+        held_out = observe(self.system, predicted["held_out"]) if "held_out" in predicted else None
+        return observe(self.system, predicted["test"], chosen_rule(self.cfg), held_out=held_out)

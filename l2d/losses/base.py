@@ -1,44 +1,152 @@
-"""Bases: phi(scores, y) + sum_j w_j phi(scores, K + j), one value per sample, in its stable form.
+"""Bases: phi(scores, y) + sum_j w_j phi(scores, K + j), one value per sample, in its stable form, and what the scores mean.
 
-Each has its beliefs: (scores [..., K+J], K) -> [eta_1..eta_K, Acc_1..Acc_J] as the scores imply them at the minimum of the
-risk. Both are monotone in the scores with one common denominator, so the most probable action is argmax(scores).
+`beliefs` reads [eta_1..eta_K, Acc_1..Acc_J] off the scores [..., K+J] as they are at the minimum of the risk. With a `weight`
+the experts' terms count that much, and what it would do to the scores is undone: beliefs do not depend on it.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def ce(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """phi(theta, k) = -log softmax(theta)_k over all K+J columns."""
-    return F.cross_entropy(scores, _targets(scores, labels, weights), reduction="none")  # [B]
+class Base(ABC):
+    """A base is called with scores [B, K+J], labels [B] (or their distribution [B, K]) and expert weights w [B, J]."""
+
+    name: str
+    vouches = True  # beliefs are probabilities, and not only in their order
+    one_distribution = True  # classes and experts share it, so that experts can flatten the labels
+
+    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss of each sample, [B]; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given."""
+        num_classes = scores.shape[1] - weights.shape[1]
+        return self.losses(scores, _targets(scores, labels, weights), num_classes, weight)
+
+    @abstractmethod
+    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
+        """The loss [B] of targets [onehot(y), w], [B, K+J]."""
+
+    @abstractmethod
+    def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
+        """[eta, Acc], [..., K+J]."""
 
 
-def ova(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+class CE(Base):
+    """phi(theta, i) = -log softmax(theta)_i over all K+J columns; the minimum is at softmax ~ [eta, weight Acc]."""
+
+    name = "ce"
+
+    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
+        scores, targets = _shifted(scores, targets, num_classes, weight)
+        return F.cross_entropy(scores, targets, reduction="none")  # [B]
+
+    def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
+        """softmax_i / sum_k softmax_k; an expert's can pass 1 away from the optimum, and is capped far above it."""
+        classes = scores[..., :num_classes].logsumexp(dim=-1, keepdim=True)  # [..., 1]
+        return (scores - classes).clamp(max=50).exp()  # [..., K+J]
+
+
+class OvA(Base):
     """Binary cross-entropy with logits, summed over the K+J columns."""
-    targets = _targets(scores, labels, weights)
-    return F.binary_cross_entropy_with_logits(scores, targets, reduction="none").sum(dim=1)  # [B]
+
+    name = "ova"
+
+    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
+        columns = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")  # [B, K+J]
+        if weight is None:
+            return columns.sum(dim=1)  # [B]
+        return columns[:, :num_classes].sum(dim=1) + (weight * columns[:, num_classes:]).sum(dim=1)
+
+    def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
+        """sigmoid of every column."""
+        return scores.sigmoid()  # [..., K+J]
+
+
+class GCE(Base):
+    """phi(theta, i) = (1 - softmax(theta)_i^q) / q: cross-entropy for q -> 0, the mean absolute error (MAE) for q = 1.
+
+    The minimum is at softmax ~ [eta, weight Acc]^(1/(1-q)); for q = 1 at a vertex, from which only the best action can be read.
+    """
+
+    name = "gce"
+
+    def __init__(self, q: float):
+        self.q = q
+        self.vouches = self.one_distribution = q < 1
+
+    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
+        scores, targets = _shifted(scores, targets, num_classes, weight, 1 - self.q)
+        log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
+        return -(targets * torch.expm1(self.q * log_p)).sum(dim=1) / self.q  # [B]
+
+    def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
+        """r_i / sum_k r_k with r = softmax^(1-q)."""
+        return ce.beliefs((1 - self.q) * scores, num_classes) if self.q < 1 else scores.softmax(dim=-1)
+
+
+class Decoupled(Base):
+    """A softmax over the classes and a sigmoid per expert: no expert changes what the class columns are taught."""
+
+    name = "decoupled"
+    one_distribution = False
+
+    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
+        classes = F.cross_entropy(scores[:, :num_classes], targets[:, :num_classes], reduction="none")  # [B]
+        logits = self.logits(scores, num_classes)  # [B, J]
+        experts = F.binary_cross_entropy_with_logits(logits, targets[:, num_classes:], reduction="none")  # [B, J]
+        return classes + (experts if weight is None else weight * experts).sum(dim=1)
+
+    def logits(self, scores: Tensor, num_classes: int) -> Tensor:
+        """log Acc_j / (1 - Acc_j), [..., J]."""
+        return scores[..., num_classes:]
+
+    def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
+        classes, experts = scores[..., :num_classes].softmax(dim=-1), self.logits(scores, num_classes).sigmoid()
+        return torch.cat([classes, experts], dim=-1)  # [..., K+J]
+
+
+class AsymmetricSoftmax(Decoupled):
+    """As decoupled, with the logit of expert j measured against all classes but the predicted one: theta_{K+j} - z.
+
+    z = log sum_{k != yhat} exp(theta_k) makes Acc/(1-Acc) comparable with eta/(1-eta), so argmax(theta) is the decision.
+    """
+
+    name = "asm"
+
+    def logits(self, scores: Tensor, num_classes: int) -> Tensor:
+        classes = scores[..., :num_classes]
+        others = classes.scatter(-1, classes.argmax(dim=-1, keepdim=True), -torch.inf)  # [..., K]
+        return scores[..., num_classes:] - others.logsumexp(dim=-1, keepdim=True)
+
+
+def implied_distribution(beliefs: Tensor, scores: Tensor) -> Tensor:
+    """The (K+J)-way distribution that is fitted: [eta, Acc] / sum(eta, Acc), [N, K+J]; for CE the softmax itself.
+
+    Where every belief underflows to 0, sigmoids are exponentials and the softmax of the scores is the limit.
+    """
+    total = beliefs.sum(dim=1, keepdim=True)  # [N, 1]
+    return torch.where(total > 0, beliefs / total, scores.softmax(dim=1))
 
 
 def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """[onehot(y), w], [B, K+J]: both bases are linear in what a column is taught."""
+    """[onehot(y), w], [B, K+J]: every base is linear in what a column is taught. Labels [B, K] are a distribution."""
+    if labels.dim() == 2:
+        return torch.cat([labels, weights], dim=1)
     targets = torch.zeros_like(scores).scatter_(1, labels[:, None], 1.0)
     targets[:, scores.shape[1] - weights.shape[1] :] = weights  # faster than padding w
     return targets
 
 
-def ce_beliefs(scores: Tensor, num_classes: int) -> Tensor:
-    """softmax_k / (1 - sum_j softmax_{K+j}); an expert's can pass 1 away from the optimum, and is capped far above it."""
-    classes = scores[..., :num_classes].logsumexp(dim=-1, keepdim=True)  # [..., 1]
-    return (scores - classes).clamp(max=50).exp()  # [..., K+J]
+def _shifted(
+    scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None, power: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Experts taught with `weight` in a softmax ~ targets^(1/power): scores and targets, [B, K+J] each."""
+    if weight is None:
+        return scores, targets
+    (classes, experts), (labels, taught) = (x.tensor_split([num_classes], dim=1) for x in (scores, targets))
+    return torch.cat([classes, experts + weight.log() / power], 1), torch.cat([labels, weight * taught], 1)
 
 
-def ova_beliefs(scores: Tensor, num_classes: int) -> Tensor:
-    """sigmoid of every column."""
-    return scores.sigmoid()  # [..., K+J]
-
-
-BASES = {"ce": ce, "ova": ova}
-BELIEFS: dict[Callable, Callable[[Tensor, int], Tensor]] = {ce: ce_beliefs, ova: ova_beliefs}
+ce, ova, gce, decoupled, asm = CE(), OvA(), GCE(0.7), Decoupled(), AsymmetricSoftmax()
+BASES: dict[str, Base] = {base.name: base for base in (ce, ova, gce, decoupled, asm)}

@@ -1,49 +1,90 @@
-"""The loss that training minimises: formulation x base, averaged over the batch."""
+"""The loss that training minimises: formulation x base x weight, averaged over the batch."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal, NotRequired, TypedDict
 
+import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from l2d.config import locate
 from l2d.errors import UserError
-from l2d.losses.base import BASES, BELIEFS
-from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR
+from l2d.losses.base import BASES, GCE, Base, implied_distribution
+from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, soft_picce
 
 NO_SCORE = -1e30  # of an expert who did not answer: no part in a softmax, a sigmoid of 0, and finite
+Weight = Annotated[float, Interval(gt=0, le=1e6)] | Literal["balanced"]
+Power = Annotated[float, Interval(gt=0, le=1)]
+
+
+class Parts(TypedDict):
+    """What every DeferralLoss is made of."""
+
+    formulation: str | Callable
+    base: str | Callable
+    num_classes: int
+    complete: NotRequired[bool]
+    weight: NotRequired[Weight]
+    q: NotRequired[Power | None]
 
 
 class DeferralLoss(nn.Module):
-    """loss(theta, y, m) = phi(theta, y) + sum_j w_j phi(theta, K + j), over the experts j who answered.
+    """loss(theta, y, m) = phi(theta, y) + weight sum_j w_j phi(theta, K + j), over the experts j who answered.
 
-    `formulation` gives w, `base` gives phi; each is a name, the dotted path of a function, or the function itself.
-    `complete` promises that no answer is missing, which saves the time to look for them.
+    `formulation` gives w, `base` gives phi; each is a name, the dotted path of a function, or the function itself. The `weight`
+    is undone in what the scores mean, so it changes what is learnt well and not what is learnt; `balanced` divides one unit
+    among the experts who answered. `q` is that of the base gce. `complete` promises that no answer is missing, which saves the
+    time to look for them.
     """
 
-    def __init__(self, formulation: str | Callable, base: str | Callable, num_classes: int, complete: bool = False):
+    def __init__(
+        self,
+        formulation: str | Callable,
+        base: str | Callable,
+        num_classes: int,
+        complete: bool = False,
+        weight: Weight = 1.0,
+        q: Power | None = None,
+    ):
         super().__init__()
         self.formulation = _named(formulation, FORMULATIONS, "formulation")
-        self.base = _named(base, BASES, "base")
-        self.num_classes, self.complete = num_classes, complete
+        self.base = _base(base, q)
+        self.num_classes, self.complete, self.weight = num_classes, complete, weight
+        if weight != 1 and (not isinstance(self.base, Base) or getattr(self.base, "q", 0) == 1):
+            raise UserError(
+                f"loss.weight={weight}: with base={base}{'' if q is None else f' and q={q:g}'} a weight cannot be undone; leave it 1."
+            )
 
     @property
     def vouches_for(self) -> Literal["all", "top", "none"]:
         """The experts whose believed accuracy can be relied on."""
-        return VOUCHES_FOR.get(self.formulation, "none") if self.base in BELIEFS else "none"
+        return VOUCHES_FOR.get(self.formulation, "none") if getattr(self.base, "vouches", False) else "none"
 
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
         return self.losses(scores.float(), labels, answers).mean()
 
     def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
-        """The loss of every sample, [B], in the dtype of the scores."""
+        """The loss of each sample, [B]."""
         scores = self.answered(scores, answers)
-        return self.base(scores, labels, self.weights(scores.detach(), labels, answers))
+        return self.taught(scores, labels, self.weights(scores.detach(), labels, answers), answers)
+
+    def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
+        """The loss of each sample, [B], with these weights w [B, J]; `scores` are those of `answered`."""
+        if self.weight == 1:
+            return self.base(scores, labels, weights)
+        return self.base(scores, labels, weights, self.expert_weight(scores, answers))
 
     def weights(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
-        """w [B, J]: how much each expert's column is taught."""
-        return self.formulation(scores[:, self.num_classes :], answers == labels[:, None])
+        """w [B, J]: which experts' columns are taught."""
+        return self.formulation(scores[:, scores.shape[1] - answers.shape[1] :], answers == labels[:, None])
+
+    def expert_weight(self, scores: Tensor, answers: Tensor) -> Tensor:
+        """What all of w is multiplied by, [1, 1] or, where answers are missing, [B, 1]."""
+        if self.weight == "balanced" and not self.complete:
+            return (answers >= 0).sum(dim=1, keepdim=True).clamp(min=1).to(scores.dtype).reciprocal()
+        return scores.new_full((1, 1), 1 / answers.shape[1] if self.weight == "balanced" else self.weight)
 
     def answered(self, scores: Tensor, answers: Tensor) -> Tensor:
         """The scores [B, K+J], those of experts without an answer taken out."""
@@ -51,8 +92,43 @@ class DeferralLoss(nn.Module):
 
     def beliefs(self, scores: Tensor) -> Tensor:
         """[eta, Acc], [..., K+J], as the base reads them; for a base of one's own the softmax, which keeps the order."""
-        beliefs = BELIEFS.get(self.base)
-        return beliefs(scores, self.num_classes) if beliefs else scores.softmax(dim=-1)
+        return self.base.beliefs(scores, self.num_classes) if isinstance(self.base, Base) else scores.softmax(dim=-1)
+
+    def fitted(self, scores: Tensor) -> Tensor | None:
+        """The (K+J)-way distribution that is fitted, [eta, weight Acc] over its sum, [N, K+J].
+
+        None where the classes have a distribution of their own, which no expert can flatten.
+        """
+        if self.vouches_for == "none" or not getattr(self.base, "one_distribution", False):
+            return None
+        beliefs = self.beliefs(scores)
+        if self.weight != 1:
+            experts = beliefs[:, self.num_classes :]
+            weighted = experts * self.expert_weight(scores, torch.zeros_like(experts))
+            beliefs = torch.cat([beliefs[:, : self.num_classes], weighted], dim=1)
+        return implied_distribution(beliefs, scores)
+
+
+class SoftPicce(DeferralLoss):
+    """PiCCE's smooth relative: of the correct experts not the least phi is paid, but -log sum_j exp(-phi_j).
+
+    Its gradient is that of the weights w = softmax of the correct experts' scores; its value is less by their entropy.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        num_classes: int,
+        complete: bool = False,
+        weight: Weight = 1.0,
+    ):
+        super().__init__(soft_picce, base, num_classes, complete, weight)
+
+    def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
+        entropy = torch.special.entr(weights).sum(dim=1)  # [B]
+        if self.weight != 1:
+            entropy = entropy * self.expert_weight(scores, answers).squeeze(1)
+        return super().taught(scores, labels, weights, answers) - entropy
 
 
 def without_unanswered(scores: Tensor, answers: Tensor) -> Tensor:
@@ -61,7 +137,16 @@ def without_unanswered(scores: Tensor, answers: Tensor) -> Tensor:
     return scores.masked_fill(missing, NO_SCORE)
 
 
-def _named(choice: str | Callable, known: dict[str, Callable], what: str) -> Callable:
+def _base(choice: str | Callable, q: float | None) -> Callable:
+    base = _named(choice, BASES, "base")
+    if q is None:
+        return base
+    if not isinstance(base, GCE):
+        raise UserError(f"loss.q={q:g} is a setting of base=gce; base={choice} has none.")
+    return GCE(q)
+
+
+def _named(choice: str | Callable, known: dict, what: str) -> Callable:
     if callable(choice):
         return choice
     try:

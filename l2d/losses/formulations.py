@@ -23,6 +23,12 @@ def pice(expert_scores: Tensor, correct: Tensor) -> Tensor:
     return _where_correct(expert_scores.argmax(dim=1, keepdim=True), expert_scores, correct)  # [B, J]
 
 
+def soft_picce(expert_scores: Tensor, correct: Tensor) -> Tensor:
+    """w = softmax of the scores of the correct experts, who share one unit of weight; `SoftPicce` is the loss of it."""
+    among = torch.where(correct, expert_scores, torch.finfo(expert_scores.dtype).min)  # [B, J], finite: no NaN if empty
+    return among.softmax(dim=1) * correct  # [B, J]
+
+
 def _where_correct(picked: Tensor, expert_scores: Tensor, correct: Tensor) -> Tensor:
     """1 at the expert picked [B, 1] if that one is correct, 0 elsewhere."""
     return torch.zeros_like(expert_scores).scatter_(1, picked, 1.0).mul_(correct)  # [B, J]

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from l2d.errors import UserError
+from l2d.identity import method_parts
 
 BASES = {"ce": "CE", "ova": "OvA"}
 FORMULATIONS = {"vanilla": "Vanilla", "picce": "PiCCE", "pice": "PiCE"}
@@ -23,14 +24,14 @@ KNOWN = {loss_name(formulation, base): (formulation, base) for base in BASES for
 
 
 def method_name(chosen: dict[str, Any]) -> str:
-    """The loss's name, and the system's where it is not the usual one.
+    """The loss's name where one is chosen, and the system's where it is not the usual one.
 
     A known loss whose parts were overridden (loss=ce loss.base=ova) is named by its parts.
     """
     loss, formulation, base = (str(chosen.get(key) or "") for key in ("loss", "formulation", "base"))
     if loss in KNOWN and KNOWN[loss] != (formulation, base):
         loss = loss_name(formulation, base)
-    return loss if chosen.get("system", "score") == "score" else f"{loss} {chosen['system']}"
+    return " ".join(method_parts({**chosen, "loss": loss}))
 
 
 def label(method: str) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from l2d.data import Batch
 from l2d.losses import underfitting
-from l2d.losses.underfitting import implied_distribution
+from l2d.losses.underfitting import fitted_distribution
 from l2d.systems.system import Stage, System
 
 
@@ -42,8 +42,7 @@ class ScoreSystem(System):
         return self.loss.beliefs(scores).clamp(max=1) if hasattr(self.loss, "beliefs") else scores.softmax(dim=1)
 
     def fitted(self, outputs: Tensor) -> Tensor | None:
-        scores = outputs.double()
-        return None if self.vouches_for == "none" else implied_distribution(self.loss.beliefs(scores), scores)
+        return fitted_distribution(self.loss, outputs.double())
 
     def underfitting(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> dict[str, float | None]:
         return underfitting(self.loss, outputs, labels, answers)

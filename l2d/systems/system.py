@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2d.data import Batch
@@ -16,6 +17,7 @@ class Stage(NamedTuple):
     parameters: list[nn.Parameter]
     loss: Callable[[Tensor, Batch], Tensor]  # outputs [B, *], batch -> scalar
     epochs: int | None = None  # None: trainer.epochs
+    rows: Tensor | None = None  # [n] of the training split, where not all of it is used
 
 
 class System(nn.Module, ABC):
@@ -26,6 +28,11 @@ class System(nn.Module, ABC):
     """
 
     vouches_for: Literal["all", "top", "none"] = "none"
+    stage: str | None = (
+        None  # the stage that is trained: in training mode `forward` may leave out what it does not need
+    )
+    taken_over: tuple[str, ...] = ("",)  # what the names of tensors begin with that `init` may take from another run
+    fitted_on_held_out = False  # `settle` is called after training, with half of the held-out data
 
     @abstractmethod
     def stages(self) -> list[Stage]:
@@ -35,6 +42,12 @@ class System(nn.Module, ABC):
     def beliefs(self, outputs: Tensor) -> Tensor:
         """[eta_1..eta_K, Acc_1..Acc_J] of outputs [B, *], probabilities in float64, [B, K+J]. Needs no backbone."""
 
+    def started_from(self, names: set[str]) -> None:
+        """Tensors of these names were taken from another run (`init`), before `stages` is asked."""
+
+    def settle(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> None:
+        """Fit what is not trained, into buffers, from held-out outputs [N, *], labels [N] and answers [N, J]."""
+
     def fitted(self, outputs: Tensor) -> Tensor | None:
         """The (K+J)-way distribution that training fits, [B, K+J], where there is one."""
         return None
@@ -42,3 +55,8 @@ class System(nn.Module, ABC):
     def underfitting(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> dict[str, float | None]:
         """What there is to say about the balance of classes and experts in the loss; nothing by default."""
         return {}
+
+
+def classify(outputs: Tensor, batch: Batch) -> Tensor:
+    """The loss of a classifier: mean cross-entropy of class scores [B, K], in float32 also under autocast."""
+    return F.cross_entropy(outputs.float(), batch.labels)

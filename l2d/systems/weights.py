@@ -62,9 +62,9 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def start_from(system: nn.Module, run: Path, class_names: list[str]) -> None:
-    """Give a new system the weights of a finished run where names and shapes fit. Of the last layer the columns of the
-    classes are taken, if they are the same classes; the columns of experts stay new."""
+def start_from(system: nn.Module, run: Path, class_names: list[str]) -> set[str]:
+    """Give a new system the weights of a finished run where names and shapes fit, and return these names. Of the last layer
+    the columns of the classes are taken, if they are the same classes; the columns of experts stay new."""
     path = run / NAME
     if not path.exists():
         raise UserError(f"init={run} has no {NAME}; give the folder of a finished run.")
@@ -72,24 +72,25 @@ def start_from(system: nn.Module, run: Path, class_names: list[str]) -> None:
     own = system.state_dict()
     head = _last_layer(own)
     same_classes = weights.facts.get("class_names") == class_names
-    taken = 0
+    taken: set[str] = set()
     for name, tensor in own.items():
-        theirs = weights.tensors.get(name)
+        theirs = weights.tensors.get(name) if name.startswith(getattr(system, "taken_over", "")) else None
         if theirs is None or theirs.shape[1:] != tensor.shape[1:] or theirs.dim() != tensor.dim():
             continue
         if name in head:
             if same_classes:
                 tensor[: len(class_names)] = theirs[: len(class_names)].to(tensor)
-                taken += 1
+                taken.add(name)
         elif theirs.shape == tensor.shape:
             tensor.copy_(theirs)
-            taken += 1
+            taken.add(name)
     if not taken:
         raise UserError(
             f"init={run}: no weight of that run has a name and shape of this system; choose the same backbone."
         )
     kept = "its class columns too" if same_classes else "not its last layer, whose classes are others"
-    notify(f"Started from {run}: {taken} of {len(own)} tensors, {kept}.")
+    notify(f"Started from {run}: {len(taken)} of {len(own)} tensors, {kept}.")
+    return taken
 
 
 def _last_layer(tensors: dict[str, Tensor]) -> set[str]:

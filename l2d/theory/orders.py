@@ -6,7 +6,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from l2d.losses.base import BELIEFS
+from l2d.losses import Base
 from l2d.theory.joints import outcomes
 
 
@@ -46,6 +46,6 @@ def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
     return scores.detach()[risks().argmin()]
 
 
-def estimates(scores: Tensor, num_classes: int, base: Callable) -> Tensor:
+def estimates(scores: Tensor, num_classes: int, base: Base) -> Tensor:
     """[eta_1..eta_K, Acc_1..Acc_J] as the scores [..., K+J] imply them; with PiCCE only the highest Acc is an estimate."""
-    return BELIEFS[base](scores, num_classes)
+    return base.beliefs(scores, num_classes)

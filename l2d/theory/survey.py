@@ -39,7 +39,7 @@ def survey(cases: int, seed: int) -> dict[str, float]:
         found[f"cases: Condition 1 {verdict}, a local minimum puts another expert first"] += wrong_minimum
 
         for formulation, base in product((vanilla, picce), (ce, ova)):
-            loss = f"{formulation.__name__}-{base.__name__}"
+            loss = f"{formulation.__name__}-{base.name}"
             scores = minimise(joint, formulation, base)
             estimated_eta, estimated_accuracy = estimates(scores, num_classes, base).split([num_classes, num_experts])
             deviation(f"eta, {loss}", estimated_eta, eta)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from l2d.errors import visible
 from l2d.evaluation import REFERENCE
+from l2d.identity import method_parts
 from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
 
 # label -> metric; printed beside the accuracy of the system
@@ -36,9 +37,9 @@ class ProgressReporter:
         self.last_step: tuple[float, int] | None = None  # (time, step in the epoch)
         self.first_row: tuple[float, int] | None = None  # (time, epoch)
 
-    def start(self, facts: dict[str, Any], epochs: int, steps: int, batch_size: int) -> None:
+    def start(self, facts: dict[str, Any], epochs: int, batch_size: int) -> None:
         """Print the header and show the bar."""
-        self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
+        self.epochs, self.batch_size = epochs, batch_size
         self.last_line = time.monotonic()
         self.quiet = not self.verbose or bool(sweep_progress())
         if not self.quiet:
@@ -63,8 +64,8 @@ class ProgressReporter:
         if bar:
             bar.stop()
 
-    def step(self, epoch: int, step: int, loss: float) -> None:
-        """Show the loss after `step` of `self.steps` steps; epochs count from 0."""
+    def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
+        """Show the loss after `step` of `steps` steps; epochs count from 0."""
         if not self.bar:
             return
         text, now = f"loss {loss:.4f}", time.monotonic()
@@ -73,7 +74,7 @@ class ProgressReporter:
             text += f"  {(step - last_step) * self.batch_size / max(now - before, 1e-9):,.0f} images/s"
         self.last_step = now, step
         what = f"{self.what} {epoch + 1}/{self.epochs}"
-        self.bar.update(self.task, completed=epoch + step / self.steps, description=text, what=what)
+        self.bar.update(self.task, completed=epoch + step / steps, description=text, what=what)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Show the metrics of a finished epoch."""
@@ -105,8 +106,7 @@ class ProgressReporter:
             return
         metrics, choices, num = result["metrics"], result["choices"], num_experts(result)
         experts = f", {num} expert{'' if num == 1 else 's'}" if num else ""
-        method = [choices["loss"], *([choices["system"]] if choices.get("system", "score") != "score" else [])]
-        title = f"{' '.join(method)}{experts}, seed {choices['seed']}"
+        title = f"{' '.join(method_parts(choices))}{experts}, seed {choices['seed']}"
         rows = [(title, metrics)] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
         own = [metric["name"] for metric in result.get("own_metrics") or [] if metric["role"] == "headline"]

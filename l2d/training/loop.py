@@ -12,15 +12,15 @@ from l2d.data import Batch, Loader
 from l2d.place import Place
 from l2d.training.state import TrainingState
 
-OnStep = Callable[[int, int, float], None]  # finished epochs, step, mean loss
+OnStep = Callable[[int, int, int, float], None]  # finished epochs, step, steps of this epoch, mean loss
 
 
-def fit(state: TrainingState, loader: Loader, on_step: OnStep) -> Iterator[dict[str, Any]]:
+def fit(state: TrainingState, on_step: OnStep) -> Iterator[dict[str, Any]]:
     """Train every stage from where `state` is, and yield a row after every epoch; `on_step` every `log_every` steps."""
     while state.finished_epochs < state.total_epochs:
         started, first = time.perf_counter(), state.step
-        train_epoch(state, loader, on_step)
-        images = (state.step - first) * loader.batch_size * state.place.ranks.count
+        train_epoch(state, on_step)
+        images = (state.step - first) * state.loader.batch_size * state.place.ranks.count
         yield {
             "epoch": state.finished_epochs + 1,
             **({"stage": state.current.name} if len(state.stages) > 1 else {}),
@@ -31,12 +31,12 @@ def fit(state: TrainingState, loader: Loader, on_step: OnStep) -> Iterator[dict[
         state.next_epoch()
 
 
-def train_epoch(state: TrainingState, loader: Loader, on_step: OnStep) -> None:
+def train_epoch(state: TrainingState, on_step: OnStep) -> None:
     """The steps that are left of the current epoch. The device is waited for at the log interval and for checkpoints."""
     settings, optimizer, scaler, place = state.settings, state.optimizer, state.scaler, state.place
     model, loss_of = state.model, state.current.loss
     state.train_mode()
-    for batch in loader.epoch(state.finished_epochs, start=state.step):
+    for batch in state.loader.epoch(state.finished_epochs, start=state.step):
         with place.autocast():
             outputs = model(batch.inputs)
         loss = loss_of(outputs, batch)
@@ -51,7 +51,7 @@ def train_epoch(state: TrainingState, loader: Loader, on_step: OnStep) -> None:
         state.schedule.step()
         state.advance(loss)
         if state.step % settings.log_every == 0:
-            on_step(state.finished_epochs, state.step, state.mean_loss())
+            on_step(state.finished_epochs, state.step, state.steps_per_epoch, state.mean_loss())
         state.save_if_due()
 
 

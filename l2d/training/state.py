@@ -27,15 +27,16 @@ class TrainingState:
 
     def __init__(self, cfg: DictConfig, system: System, loader: Loader, checkpoints: Checkpoints, stop: StopSignal):
         self.cfg, self.system, self.place, self.checkpoints, self.stop = cfg, system, loader.place, checkpoints, stop
-        if loader.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in system.modules()):
-            raise UserError("Batch norm cannot train on batches of one sample; use a trainer.batch_size of at least 2.")
         self.settings = SimpleNamespace(**plain(cfg.trainer))  # read several times a step; a DictConfig is too slow
         self.stages = system.stages()
         self.frozen = {id(p) for p in system.parameters() if not p.requires_grad}
-        self.steps_per_epoch = len(loader)
+        self.loaders = [loader if stage.rows is None else loader.take(stage.rows) for stage in self.stages]
+        one = any(each.batch_size == 1 for each in self.loaders)
+        if one and any(isinstance(module, _BatchNorm) for module in system.modules()):
+            raise UserError("Batch norm cannot train on batches of one sample; use a trainer.batch_size of at least 2.")
         self.stage = self.epoch = self.step = self.skipped = 0
         self.rows: list[dict[str, Any]] = []  # of metrics.csv
-        self.losses = torch.zeros(len(loader), device=self.place.device)  # of the epoch's steps
+        self.losses = torch.zeros(max(map(len, self.loaders)), device=self.place.device)  # of the epoch's steps
         self.saved, self.epochs_since_save = time.monotonic(), 0
         # A GPU runs ahead of the host, which waits for it only at the log interval; on the CPU there is nothing to wait for.
         self.check_every = self.settings.log_every if self.place.device.type == "cuda" else 1
@@ -45,6 +46,7 @@ class TrainingState:
         """Freeze all but the parameters of a stage and start its optimiser and schedule."""
         self.stage, self.epoch, self.step = number, 0, 0
         stage = self.stages[number]
+        self.system.stage = stage.name
         trained = {id(p) for p in stage.parameters} - self.frozen
         for parameter in self.system.parameters():
             parameter.requires_grad_(id(parameter) in trained)
@@ -62,6 +64,14 @@ class TrainingState:
     @property
     def current(self) -> Stage:
         return self.stages[self.stage]
+
+    @property
+    def loader(self) -> Loader:
+        return self.loaders[self.stage]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.loader)
 
     def stage_epochs(self, number: int) -> int:
         return self.stages[number].epochs or self.settings.epochs

@@ -1,0 +1,64 @@
+"""Training for the cost of asking, one for all experts; without a cost these are the losses that they are derived from."""
+
+from typing import Annotated, Any, Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor
+
+from l2d.errors import UserError, notify
+from l2d.losses.base import Base
+from l2d.losses.deferral import DeferralLoss, Parts
+
+Cost = Annotated[float, Ge(0)]
+
+
+class CostSensitive(DeferralLoss):
+    """phi(theta, y) + c sum_k s_k phi(theta, k) + sum_j w_j phi(theta, K + j): not asking earns the cost c of asking.
+
+    It is earned by `all` classes (s_k = 1, the cost-sensitive softmax: the labels are smoothed) or by the one with the
+    `best` score alone (s_k = [k = yhat]). Beliefs are the probabilities themselves, so that the decision, which subtracts the
+    cost, compares eta_k + c with Acc_j, as argmax(theta) does.
+    """
+
+    def __init__(self, classes: Literal["all", "best"], cost: Cost | list[Cost] | None, **parts: Unpack[Parts]):
+        super().__init__(**parts)
+        if not isinstance(self.base, Base):
+            raise UserError(
+                f"loss.base={parts['base']} cannot be taught a distribution over the classes; choose another."
+            )
+        self.classes, self.cost = classes, _one_cost(cost)
+        self.total = 1 + self.cost * (self.num_classes if classes == "all" else 1)
+
+    def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
+        label = F.one_hot(labels, self.num_classes)  # [B, K]
+        target = (label + self.cost * self.earning(scores.detach())) / self.total
+        return self.total * super().taught(scores, target.to(scores.dtype), weights / self.total, answers)
+
+    def earning(self, scores: Tensor) -> Tensor:
+        """s [..., K]: the classes that earn the cost of asking."""
+        classes = scores[..., : self.num_classes]
+        if self.classes == "all":
+            return torch.ones_like(classes)
+        return torch.zeros_like(classes).scatter(-1, classes.argmax(dim=-1, keepdim=True), 1.0)
+
+    def beliefs(self, scores: Tensor) -> Tensor:
+        """[eta, Acc]; away from the minimum eta can be below 0, and no class passes the one with the best score."""
+        among, experts = (self.total * super().beliefs(scores)).tensor_split([self.num_classes], dim=-1)
+        classes = among - self.cost * self.earning(scores)  # [..., K]
+        best = classes.gather(-1, among.argmax(dim=-1, keepdim=True))  # [..., 1]
+        return torch.cat([classes.minimum(best), experts], dim=-1)
+
+
+def _one_cost(cost: Any) -> float:
+    costs = set(cost) if isinstance(cost, list) else {cost}
+    if len(costs) > 1:
+        raise UserError(
+            f"loss.cost={cost} (experts.costs): this loss is trained for one cost of all experts; give one number, or choose a loss "
+            "whose costs are weighed after training, such as balanced_ce or ova."
+        )
+    only = costs.pop() if costs else None
+    if not only:
+        notify("loss.cost=0 (experts.costs): without a cost this is the loss that it is derived from.")
+    return float(only or 0)

@@ -1,0 +1,66 @@
+"""Losses of the probability that somebody is right: the realizable surrogate and the mixture of experts."""
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Interval
+from torch import Tensor, nn
+
+from l2d.losses.deferral import without_unanswered
+
+
+class Realizable(nn.Module):
+    """Psi(p_y + sum_j [expert j is correct] p_{K+j}) with p = softmax over the K+J columns (Mozannar et al. 2023).
+
+    Psi(u) = -log u for q = 0, else (1 - u^q) / q. With `alpha` < 1 the rest is the cross-entropy of the classes alone.
+    The minimum is the Bayes decision where a rule without errors exists, and not in general: it asks too seldom.
+    """
+
+    vouches_for: Literal["none"] = "none"
+
+    def __init__(
+        self,
+        num_classes: int,
+        complete: bool = False,
+        q: Annotated[float, Interval(ge=0, le=1)] = 0.0,
+        alpha: Annotated[float, Interval(ge=0, le=1)] = 1.0,
+    ):
+        super().__init__()
+        self.num_classes, self.complete, self.q, self.alpha = num_classes, complete, q, alpha
+
+    def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
+        """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
+        return self.losses(scores.float(), labels, answers).mean()
+
+    def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
+        """The loss of each sample, [B]."""
+        among = scores if self.complete else without_unanswered(scores, answers)  # [B, K+J]
+        label = F.one_hot(labels, self.num_classes).bool()  # [B, K]
+        right = torch.cat([label, answers == labels[:, None]], dim=1)  # [B, K+J]
+        log_u = among.masked_fill(~right, -torch.inf).logsumexp(dim=1) - among.logsumexp(dim=1)  # [B]
+        loss = -torch.expm1(self.q * log_u) / self.q if self.q else -log_u
+        if self.alpha == 1:
+            return loss
+        alone = F.cross_entropy(scores[:, : self.num_classes], labels, reduction="none")  # [B]
+        return self.alpha * loss + (1 - self.alpha) * alone
+
+    def beliefs(self, scores: Tensor) -> Tensor:
+        """The softmax over all columns, [..., K+J]: good for its order alone."""
+        return scores.softmax(dim=-1)
+
+
+class Mixture(Realizable):
+    """-log(g_0 p(y) + sum_j g_j [expert j is correct]) with a gate g over classifier and experts (Hemmer et al. 2022).
+
+    With g_0 = sum_k p_k, g_j = p_{K+j} and p(y) = p_y / g_0 it is the realizable surrogate; the decision is another:
+    argmax g, the classes as a whole against each expert.
+    """
+
+    def beliefs(self, scores: Tensor) -> Tensor:
+        """The gate g_j of each expert; of the classes the most probable has g_0, the others in proportion, [..., K+J]."""
+        p = scores.softmax(dim=-1)
+        classes, experts = p.tensor_split([self.num_classes], dim=-1)
+        gate = classes.sum(dim=-1, keepdim=True)  # [..., 1]
+        among = scores[..., : self.num_classes] - scores[..., : self.num_classes].max(dim=-1, keepdim=True).values
+        return torch.cat([gate * among.exp(), experts], dim=-1)
