@@ -21,6 +21,7 @@ ROOMS = [
 COMMANDS = {
     "cli",
     "__main__",
+    "check",
     "completion",
     "evaluate",
     "inspect",
