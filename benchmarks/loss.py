@@ -5,12 +5,16 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from measure import Row, alternated, main
 from torch import Tensor
 
+from l2d.compose import compose
+from l2d.conf_files import config_dir
+from l2d.config import build
 from l2d.losses import DeferralLoss
 
 K, B, CALLS = 100, 128, 100  # calls in one measurement
@@ -105,6 +109,9 @@ def measure(repeats: int) -> list[Row]:
         for terms, words in ((by_definition, "loop over experts"), (shared, "loop over experts, shared parts once")):
             other = stepping(looped[terms], *at_20)
             rows.append(ratio(f"{words} / {name}, J=20", ">= 5", ours, other, 3 * repeats, slower=True))
+    for name in sorted(path.stem for path in Path(config_dir(), "loss").glob("*.yaml")):
+        loss = build(compose([f"loss={name}", "experts.costs=0.1"]), "loss", num_classes=K, complete=True)
+        rows.append(ratio(f"loss={name}, J=20 / cross_entropy", "", stepping(loss, *at_20), plain, 2 * repeats))
     return rows
 
 

@@ -17,6 +17,9 @@ OWN_KEYS = {
     "name", "resample", "correlation", "answer_rate", "schedule", "warmup_epochs", "metrics", "annotators", "costs",
 }  # fmt: skip
 
+_NOTHING = object()
+NEUTRAL = {"loss": {"weight": 1}}  # a target that does not name a key is not given it at this value, which says nothing
+
 
 def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:
     """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name;
@@ -47,7 +50,8 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
     parameters = _parameters(f"{group}._target_={target}", function)
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    given = {k: v for k, v in settings.items() if k in named or k not in OWN_KEYS}
+    neutral = NEUTRAL.get(group, {})
+    given = {k: v for k, v in settings.items() if k in named or not (k in OWN_KEYS or v == neutral.get(k, _NOTHING))}
     unknown = set() if takes_any else set(given) - named
     if unknown:
         raise UserError(

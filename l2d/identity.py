@@ -124,9 +124,11 @@ def run_name(cfg: DictConfig) -> str:
 
 
 def register_resolvers() -> None:
-    """`${l2d.run_name:}` is the config's run name; `${l2d.num_annotators:2}` the number of annotators named, else 2."""
+    """`${l2d.run_name:}` is the config's run name; `${l2d.num_annotators:2}` the number of annotators named, else 2;
+    `${l2d.if_linear:A,B}` is A for a backbone without hidden layers, else B."""
     OmegaConf.register_new_resolver("l2d.run_name", lambda *, _root_: run_name(_root_), replace=True)
     OmegaConf.register_new_resolver("l2d.num_annotators", _num_annotators, replace=True)
+    OmegaConf.register_new_resolver("l2d.if_linear", _if_linear, replace=True)
 
 
 def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | None:
@@ -134,6 +136,10 @@ def _num_annotators(otherwise: int | None, *, _parent_: DictConfig) -> int | Non
     if named is None:
         return otherwise
     return len(named) if OmegaConf.is_list(named) else 1
+
+
+def _if_linear(linear: float, otherwise: float, *, _root_: DictConfig) -> float:
+    return linear if _root_.backbone.get("layers") == 0 else otherwise
 
 
 def _run_fingerprint(folder: Path) -> str:

@@ -17,7 +17,9 @@ from l2d.errors import UserError
 from l2d.identity import fingerprint
 
 LONG = "path,annotator,answer\ntrain/a,ada,cat\ntrain/b,bob,1\n./train/b,ada,\ntest/a,bob,owl\ntest/z,bob,cat\n"
-WIDE = "id\tada\tbob\ntrain/a\tcat\t\ntrain/b\tNA\t1.0\ntest/a\t\towl\n"
+WIDE = (
+    "\tid\tada\tbob\n0\ttrain/a\tcat\t\n1\ttrain/b\tNA\t1.0\n2\ttest/a\t\towl\n"  # as pandas writes it, with an index
+)
 
 
 @pytest.fixture
@@ -50,6 +52,7 @@ def test_answers_are_joined_by_id_and_added_to_the_datasets_own(dataset, tmp_pat
         ("path,annotator,answer\ntrain/a,eve,cat\n", "eve"),
         ("picture,annotator,answer\ntrain/a,ada,cat\n", "no column id or path"),
         ("path,label\ntrain/a,cat\n", "column per annotator"),
+        ("path,annotator,answer\ntrain/a,,cat\n", "answer to train/a without an annotator"),
     ],
 )
 def test_answers_that_cannot_be_meant_are_refused(dataset, tmp_path, content, named):

@@ -265,6 +265,13 @@ def test_counts_of_other_images_are_refused(load, tmp_path, edit, sentence):
         load("cifar10h")
 
 
+def test_counts_in_an_archive_are_refused(load, tmp_path):
+    cifar10h(tmp_path)
+    np.savez(tmp_path / "votes.npz", np.ones((20, 10)))
+    with pytest.raises(UserError, match=r"dataset\.human=.*votes\.npz is not an array"):
+        load("cifar10h", "dataset.human=votes.npz")
+
+
 def test_as_many_experts_as_people_unless_they_are_named(composed):
     assert composed("dataset=cifar10h", "dataset.people=5").experts.num == 5
     assert composed("dataset=cifar10n").experts.num == 3

@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from l2d.conf_files import config_dir
+from l2d.config import build
 from l2d.data import Batch, ImageFiles, Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS, _crops
 from l2d.decisions import decide
@@ -71,6 +73,16 @@ def test_losses_stay_on_the_device(batch, formulation, base):
     assert loss.device.type == "cuda"
     assert loss.shape == ()
     assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(config_dir(), "loss").glob("*.yaml")))
+def test_every_loss_and_its_beliefs_stay_on_the_device(batch, composed, name, complete):
+    cfg = composed(f"loss={name}", "experts.costs=0.1")
+    loss = build(cfg, "loss", num_classes=K, complete=complete)
+    value, beliefs = loss(*batch), loss.beliefs(batch[0])
+    assert (value.device.type, value.shape, value.dtype) == ("cuda", (), torch.float32)
+    assert (beliefs.device.type, beliefs.shape) == ("cuda", (B, K + J))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

@@ -62,7 +62,7 @@ def test_the_same_data_in_every_format(tmp_path, suffix):
     assert dataset.annotators["bob"]["train"].tolist() == [1, MISSING, 0]
     assert dataset.annotators["ada"]["held_out"].tolist() == [MISSING]
     assert dataset.test.inputs.ids() == ["d", "e"]
-    assert dataset.preprocessing.shape == (2,)
+    assert dataset.preprocessing.shape == (2,) and dataset.train.inputs.values.flags.writeable  # or torch warns
     np.testing.assert_allclose(dataset.preprocessing.mean, [2, 20])
     np.testing.assert_allclose(dataset.preprocessing.std, np.array([1, 10]) * np.sqrt(2 / 3))
 
@@ -117,6 +117,26 @@ def test_names_of_classes_gaps_and_probabilities(tmp_path):
     assert load(tmp_path / "b.csv", annotators=[]).class_names == ["cat", "dog"]
 
 
+def test_a_column_without_a_name_is_no_annotator(tmp_path):
+    pd.read_csv(write(tmp_path / "data.csv")).to_csv(tmp_path / "index.csv")
+    dataset = load(tmp_path / "index.csv")
+    assert list(dataset.annotators) == ["ada", "bob"] and dataset.num_classes == 3
+
+
+def test_the_separator_is_seen_in_the_header(tmp_path):
+    file = write(tmp_path / "data.csv")
+    comma, semicolon = load(file), tmp_path / "semicolon.csv"
+    semicolon.write_text(file.read_text().replace(",", ";"))
+    assert values(load(semicolon).train) == values(comma.train) and list(load(semicolon).annotators) == ["ada", "bob"]
+
+
+def test_an_expert_without_a_probability_has_no_answer(tmp_path):
+    probabilities = np.eye(3)[ANSWERS]  # [N, J, K]
+    probabilities[2, 1, 0] = np.nan
+    np.savez(tmp_path / "a.npz", x=X, y=Y, split=SPLIT, probabilities=probabilities)
+    assert load(tmp_path / "a.npz").annotators["expert_1"]["train"].tolist() == [1, 2, MISSING]
+
+
 def test_statistics_are_those_of_float64_and_a_constant_feature_stays():
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(1000, 3)) * [1, 1e-3, 0] + [1e4, 0, 7]).astype(np.float32)
@@ -157,6 +177,9 @@ def test_batches_are_the_rows_of_the_file_in_float32(composed, train):
         ({"x": X, "y": Y, "split": ["train"] * 6}, "no sample in its test split"),
         ({"x": X, "y": np.array([{}] * 6)}, "plain arrays"),
         ({"x": X, "y": Y, "answers": np.full((6, 1), 9), "classes": list("abc")}, "'9' is not a class"),
+        ({"x": X, "y": Y, "probabilities": np.ones((6, 3))}, r"probabilities has shape \[6, 3\]"),
+        ({"x": X, "y": Y, "classes": list("aba")}, "classes a, b, a"),
+        ({"x": X, "y": np.array(list("abcabc")), "answers": ANSWERS}, "expert_0: '0' .*classes are a, b, c"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_its_name(tmp_path, arrays, named):
@@ -263,3 +286,13 @@ def test_a_validation_split_of_the_file_is_the_held_out_one(tmp_path, monkeypatc
     with pytest.raises(SystemExit):
         main([*words, "held_out=0.1"])
     assert "held_out=0.1" in capfd.readouterr().err
+
+
+def test_a_linear_model_takes_larger_steps(composed):
+    features = ("dataset=features", "dataset.path=data.npz")
+    assert composed(*features).optim.lr == composed("dataset=micebone").optim.lr == 3e-4
+    assert (
+        composed(*features, "backbone=linear").optim.lr == composed("optim=adamw", "backbone=linear").optim.lr == 3e-3
+    )
+    assert composed(*features, "backbone=linear", "optim.lr=0.1").optim.lr == 0.1
+    assert composed(*features, "backbone=linear", "optim=sgd_cosine").optim.lr == 0.1

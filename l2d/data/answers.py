@@ -94,7 +94,11 @@ def _answers(file: Path) -> Iterator[Row]:
         )
     if {"annotator", "answer"} <= set(have):
         for row in rows:
-            yield str(row[key]), str(row["annotator"]), row["answer"]
+            if not (annotator := cell_text(row["annotator"])):
+                raise UserError(
+                    f"{file} has an answer to {row[key]} without an annotator; name one, or remove the row."
+                )
+            yield str(row[key]), annotator, row["answer"]
         return
     people = [column for column in have if column not in NOT_ANNOTATORS]
     if not people:

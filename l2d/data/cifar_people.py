@@ -123,7 +123,7 @@ def draw_people(people: int, seed: int, file: Path, labels: np.ndarray, num_clas
     Person j has a random stream of its own, so its answers do not depend on how many people are drawn.
     """
     try:
-        votes = np.load(io.BytesIO(file_bytes(file)), allow_pickle=False)
+        votes = np.lib.format.read_array(io.BytesIO(file_bytes(file)), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise UserError(f"dataset.human={file} is not an array of numbers in numpy's format ({error}).") from error
     shape = (len(labels), num_classes)

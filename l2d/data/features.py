@@ -16,16 +16,18 @@ from annotated_types import Interval
 from l2d.data.contents import file_digests
 from l2d.data.dataset import MISSING, Dataset, Preprocessing, Split, listed_by
 from l2d.data.folder import split_names
-from l2d.data.manifest import cache_folder, cell_text, class_index
-from l2d.data.tables import read_parquet
-from l2d.errors import UserError
+from l2d.data.manifest import cache_folder, cell_text, check_class_names, class_index
+from l2d.data.tables import delimiter, read_parquet
+from l2d.errors import UserError, notify
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ARRAYS = ("x", "y", "answers", "split", "probabilities", "names", "ids", "classes")  # that an .npz may hold
+SHAPES = {"y": "[N]", "answers": "[N, J]", "probabilities": "[N, J, K]", "split": "[N]", "ids": "[N]"}
 SUFFIXES = (".npz", ".parquet", ".csv", ".tsv")
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of its extra field
+UNNAMED = "Unnamed: "  # what pandas calls a column without a name, such as the index that it wrote
 NO_CLASS = {"", str(MISSING)}
 
 
@@ -96,7 +98,8 @@ def features(
             )
         table.answers = {a: table.answers[a] for a in annotators}
     named = None if classes is None else [str(c) for c in classes]
-    class_names = named or table.classes or infer_classes(table.labels, *table.answers.values())
+    class_names = named or table.classes or infer_classes(table, file)
+    check_class_names(class_names)
     labels = encode(table.labels, class_names, f"{file}, label")  # [N]
     if (labels == MISSING).any():
         raise UserError(
@@ -124,7 +127,7 @@ def features(
 
 def read_arrays(file: Path) -> Table:
     """The arrays of an .npz: x [N, D], y [N], and perhaps answers [N, J] (-1: none) or probabilities [N, J, K], whose most
-    likely class is the answer, split [N], names [J] of the experts, ids [N], classes [K]."""
+    likely class is the answer (NaN: none), split [N], names [J] of the experts, ids [N], classes [K]."""
     arrays = load_npz(file)
     unknown = sorted(arrays.keys() - set(ARRAYS))
     if unknown or not {"x", "y"} <= arrays.keys():
@@ -134,15 +137,13 @@ def read_arrays(file: Path) -> Table:
     x, y = arrays["x"], arrays["y"]
     if x.ndim != 2 or x.dtype.kind not in "fiu" or not x.size:
         raise UserError(f"{file}: x has shape {list(x.shape)} and type {x.dtype}; it must be numbers [N, D].")
-    given = arrays.get("answers")
-    if given is None and "probabilities" in arrays:
-        given = arrays["probabilities"].argmax(axis=-1)
-    table = {"y": y, "answers": given, "split": arrays.get("split"), "ids": arrays.get("ids")}
-    for key, dims in (("y", 1), ("answers", 2), ("split", 1), ("ids", 1)):
-        array = table[key]
-        if array is not None and (array.ndim != dims or len(array) != len(x)):
-            shape = "[N, J]" if dims == 2 else "[N]"
+    for key, shape in SHAPES.items():
+        array = arrays.get(key)
+        if array is not None and (array.ndim != shape.count(",") + 1 or len(array) != len(x)):
             raise UserError(f"{file}: {key} has shape {list(array.shape)}; it must be {shape} with N = {len(x)}.")
+    given, likely = arrays.get("answers"), arrays.get("probabilities")
+    if given is None and likely is not None:
+        given = np.where(np.isnan(likely).any(axis=-1), MISSING, likely.argmax(axis=-1))  # [N, J]
     answers: dict[str, np.ndarray] = {}
     if given is not None:
         names = arrays.get("names", np.array([f"expert_{j}" for j in range(given.shape[1])]))
@@ -151,9 +152,9 @@ def read_arrays(file: Path) -> Table:
                 f"{file}: names has {len(names)} entries; it must name the {given.shape[1]} experts, each once."
             )
         answers = {str(name): given[:, j] for j, name in enumerate(names)}
-    ids = None if table["ids"] is None else [str(i) for i in table["ids"]]
+    ids = [str(i) for i in arrays["ids"]] if "ids" in arrays else None
     classes = [str(c) for c in arrays["classes"]] if "classes" in arrays else None
-    return Table(_floats(x), y, table["split"], answers, ids, classes)
+    return Table(_floats(x), y, arrays.get("split"), answers, ids, classes)
 
 
 def load_npz(file: Path) -> dict[str, np.ndarray]:
@@ -198,11 +199,13 @@ def read_table(
             raise UserError(
                 f"dataset.{key}={named} fits no column of {file} that is free for it; its columns are {shown}."
             )
-    others = [c for c in free if c not in chosen]
-    x = frame[chosen].apply(lambda column: column if column.dtype.kind in "fiub" else _numbers(column, file))
-    half = all(dtype == np.float16 for dtype in x.dtypes)
+    others = [c for c in free if c not in chosen and not c.startswith(UNNAMED)]
+    half = all(frame[column].dtype == np.float16 for column in chosen)
+    x = np.empty((len(frame), len(chosen)), np.float16 if half else np.float32)
+    for d, column in enumerate(chosen):
+        x[:, d] = _numbers(frame[column], file).to_numpy(x.dtype, na_value=np.nan)
     return Table(
-        x.to_numpy(np.float16 if half else np.float32),
+        x,
         frame[label].to_numpy(object),
         frame[split].to_numpy(object) if split in have else None,
         {a: frame[a].to_numpy(object) for a in (others if annotators is None else annotators)},
@@ -216,7 +219,9 @@ def _read_frame(file: Path) -> pd.DataFrame:
     if file.suffix.lower() == ".parquet":
         return read_parquet(file)
     try:
-        return pd.read_csv(file, sep="\t" if file.suffix.lower() == ".tsv" else ",", encoding="utf-8-sig")
+        with file.open(encoding="utf-8-sig") as lines:
+            mark = "\t" if file.suffix.lower() == ".tsv" else delimiter(lines.readline())
+        return pd.read_csv(file, sep=mark, encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # pandas derives its own from it
         raise UserError(f"{file} cannot be read as a table ({' '.join(str(error).split())}).") from error
 
@@ -225,7 +230,7 @@ def _numbers(column: pd.Series, file: Path) -> pd.Series:
     import pandas as pd
 
     try:
-        return pd.to_numeric(column)
+        return column if column.dtype.kind in "fiub" else pd.to_numeric(column)
     except (ValueError, TypeError) as error:
         raise UserError(f"{file}, column {column.name}, is not a column of numbers ({error}).") from error
 
@@ -235,12 +240,34 @@ def _floats(x: np.ndarray) -> np.ndarray:
     return x if x.dtype in (np.float16, np.float32) else x.astype(np.float32)
 
 
-def infer_classes(*columns: np.ndarray) -> list[str]:
+def infer_classes(table: Table, file: Path) -> list[str]:
     """The names of the classes found, sorted; where all are whole numbers from 0 on, all numbers up to the largest."""
-    found = {cell_text(kind) for column in columns for kind in np.unique(column.astype(str))} - NO_CLASS
-    if all(text.isdecimal() for text in found):
-        return [str(k) for k in range(max(map(int, found), default=-1) + 1)]
-    return sorted(found)
+    labels = _found(table.labels)
+    found = {annotator: _found(given) - labels for annotator, given in table.answers.items()}
+    if all(text.isdecimal() for text in labels.union(*found.values())):
+        names = [str(k) for k in range(max(map(int, labels.union(*found.values())), default=-1) + 1)]
+    else:
+        names = sorted(labels.union(*found.values()))
+        for annotator, texts in found.items():
+            if number := next((text for text in sorted(texts) if _is_number(text)), None):
+                raise UserError(
+                    f"{file}, {annotator}: '{number}' is no label, and the classes are {', '.join(sorted(labels)[:10])}; name them in order "
+                    "(dataset.classes) to answer by number, or list the columns that are annotators (dataset.annotators)."
+                )
+    if labels and len(labels) < len(names):
+        notify(
+            f"{file}: {len(names) - len(labels)} of {len(names)} classes are no sample's label, such as "
+            f"{next(name for name in names if name not in labels)}; dataset.classes lists those that there are."
+        )
+    return names
+
+
+def _found(column: np.ndarray) -> set[str]:
+    return {cell_text(kind) for kind in np.unique(column.astype(str))} - NO_CLASS
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").replace(".", "", 1).isdecimal()
 
 
 def encode(values: np.ndarray, class_names: list[str], where: str) -> np.ndarray:

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from l2d.data.dataset import MISSING, Dataset, listed_by
-from l2d.data.manifest import SUFFIXES, ImageSettings, Listing, Manifest, cell_text, class_index, existing_root
+from l2d.data.manifest import (
+    SUFFIXES,
+    ImageSettings,
+    Listing,
+    Manifest,
+    cell_text,
+    check_class_names,
+    class_index,
+    existing_root,
+)
 from l2d.data.tables import read_rows
 from l2d.errors import UserError, notify
 
@@ -47,9 +56,7 @@ def list_folder(
         if classes is None
         else [str(c) for c in classes]
     )
-    if len(set(class_names)) < len(class_names) or "" in class_names:
-        raise UserError(f"The classes {', '.join(class_names)} must have names, and no name twice.")
-
+    check_class_names(class_names)
     listings = {split: Listing(answers={a: [] for a in annotators}) for split in ("train", "test", "held_out")}
     for row in rows:
         where = f"{manifest or root}, {row['path']}"

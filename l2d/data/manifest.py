@@ -96,6 +96,11 @@ def cell_text(cell: Any, class_names: Collection[str] = ()) -> str:
     return text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text
 
 
+def check_class_names(class_names: Sequence[str]) -> None:
+    if len(set(class_names)) < len(class_names) or "" in class_names:
+        raise UserError(f"The classes {', '.join(class_names)} must have names, and no name twice.")
+
+
 def class_index(value: Any, class_names: Sequence[str], where: str, indices: bool = True) -> int:
     """A class by its name or, if `indices`, by its number; `where` names the entry in the error."""
     text = str(value).strip()

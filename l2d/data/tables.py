@@ -10,7 +10,7 @@ from typing import Any
 from l2d.atomic import read_bytes
 from l2d.errors import UserError
 
-DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}  # beside commas
+DELIMITERS = "\t;|"  # beside commas
 
 
 def read_json(path: Path) -> Any:
@@ -65,13 +65,18 @@ def read_parquet(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as a table ({' '.join(str(error).split())}).") from error
 
 
+def delimiter(header: str) -> str:
+    """What separates the columns: a comma, or where the header has none, the tabs, semicolons or bars in it."""
+    return next((mark for mark in DELIMITERS if mark in header and "," not in header), ",")
+
+
 def _read_delimited(path: Path) -> list[dict[str, Any]]:
-    """Rows of text. Where the header is a single column with tabs, semicolons or bars in it, those separate the columns."""
+    """Rows of text, without a column that has no name: the index that pandas writes."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
-        first = text.partition("\n")[0]
-        delimiter = next((mark for mark in DELIMITERS if mark in first and "," not in first), ",")
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+        reader = csv.DictReader(
+            io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text.partition("\n")[0])
+        )
         header, rows = list(reader.fieldnames or []), list(reader)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
@@ -82,4 +87,5 @@ def _read_delimited(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
+        row.pop("", None)
     return rows
