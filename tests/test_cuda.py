@@ -76,7 +76,7 @@ def test_losses_stay_on_the_device(batch, formulation, base):
 
 
 @pytest.mark.parametrize("complete", [False, True])
-@pytest.mark.parametrize("name", sorted(path.stem for path in Path(config_dir(), "loss").glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"}))
 def test_every_loss_and_its_beliefs_stay_on_the_device(batch, composed, name, complete):
     cfg = composed(f"loss={name}", "experts.costs=0.1")
     loss = build(cfg, "loss", num_classes=K, complete=complete)
@@ -149,7 +149,16 @@ class CostlyLoss(DeferralLoss):
 def of_two_stages() -> TwoStage:
     loss = DeferralLoss("picce", "ova", K, weight="balanced")
     return TwoStage(
-        lambda n: MLP(n, (3, 8, 8), 8, 1), loss, K, J, B, 0, "cross_fit", folds=2, share=0.5, router_epochs=1
+        lambda n: MLP(n, (3, 8, 8), 8, 1),
+        loss,
+        K,
+        J,
+        num_train=B,
+        seed=0,
+        stage2="cross_fit",
+        folds=2,
+        share=0.5,
+        router_epochs=1,
     )
 
 

@@ -35,7 +35,7 @@ def linear(num_outputs: int) -> nn.Module:
 def two_stage(formulation="vanilla", base="ce", num_experts=2, stage2="naive", num_train=8, **parts) -> TwoStage:
     loss = DeferralLoss(formulation, base, num_classes=3, **parts)
     return TwoStage(
-        linear, loss, 3, num_experts, num_train, seed=0, stage2=stage2, folds=2, share=0.5, router_epochs=None
+        linear, loss, 3, num_experts, num_train=num_train, seed=0, stage2=stage2, folds=2, share=0.5, router_epochs=None
     )
 
 

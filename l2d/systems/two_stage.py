@@ -1,7 +1,7 @@
 """A classifier first; then, with the classifier frozen, a router that says which agent to trust: it, or one of the experts."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
 from annotated_types import Ge, Interval
@@ -13,6 +13,17 @@ from l2d.errors import UserError, notify
 from l2d.losses import DeferralLoss, ce, vanilla
 from l2d.losses.base import CE, GCE, OvA
 from l2d.systems.system import Stage, System, classify
+
+
+class Settings(TypedDict):
+    """How the router is trained, and what the division of the training rows follows from."""
+
+    num_train: int
+    seed: int
+    stage2: Literal["cross_fit", "held_out", "naive"]
+    folds: Annotated[int, Ge(2)]
+    share: Annotated[float, Interval(gt=0, lt=1)]
+    router_epochs: Annotated[int, Ge(1)] | None
 
 
 class TwoStage(System):
@@ -36,22 +47,17 @@ class TwoStage(System):
         loss: Any,
         num_classes: int,
         num_experts: int,
-        num_train: int,
-        seed: int,
-        stage2: Literal["cross_fit", "held_out", "naive"],
-        folds: Annotated[int, Ge(2)],
-        share: Annotated[float, Interval(gt=0, lt=1)],
-        router_epochs: Annotated[int, Ge(1)] | None,
+        **settings: Unpack[Settings],
     ):
         super().__init__()
         _check_loss(loss)
         self.loss, self.num_classes, self.num_experts = loss, num_classes, num_experts
-        self.num_train, self.seed, self.stage2, self.share = num_train, seed, stage2, share
-        self.num_folds, self.router_epochs = folds, router_epochs
+        self.num_train, self.seed, self.stage2 = settings["num_train"], settings["seed"], settings["stage2"]
+        self.num_folds, self.share, self.router_epochs = settings["folds"], settings["share"], settings["router_epochs"]
         self.new_classifier = lambda: backbone(num_classes)
         self.backbone, self.folds = self.new_classifier(), self.new_folds()
         self.router = backbone(1 + num_experts)
-        if num_train:  # else without training data, to read outputs alone
+        if self.num_train:  # else without training data, to read outputs alone
             self.register_buffer("division", torch.tensor(self.own_division()))
         self.classifier_given = self.folds_given = False  # by `init`
 
