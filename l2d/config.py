@@ -15,6 +15,7 @@ from l2d.errors import UserError, sentence
 # Keys that the framework reads itself; a target gets them only if it names them.
 OWN_KEYS = {
     "name", "resample", "correlation", "answer_rate", "schedule", "warmup_epochs", "metrics", "annotators", "costs",
+    "population",
 }  # fmt: skip
 
 _NOTHING = object()

@@ -33,6 +33,8 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
     groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
     if isinstance(groups.get("dataset"), dict) and isinstance(groups["dataset"].get("annotators"), str):
         groups["dataset"]["annotators"] = None  # a file, whose content is part of the data
+    if isinstance(groups.get("experts"), dict) and groups["experts"].get("population") is None:
+        groups["experts"].pop("population", None)  # runs from before there was this setting are the same runs
     kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
     return _canonical(kept)
 

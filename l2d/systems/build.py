@@ -36,6 +36,14 @@ def load_system(cfg: DictConfig, task: Task) -> System:
     statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
     sizes = Sizes(task.num_classes, task.num_experts, given.shape, task.complete, statistics, len(task.train))
     system = make_system(cfg, sizes)
+    if task.population and not system.about_panel:
+        raise UserError(
+            f"experts.population={task.population.num}: system={cfg.system.get('name')} can only ask the experts it is trained "
+            "with; choose system=population, or experts.population=null."
+        )
+    if system.about_panel:
+        task.context(system.context, cfg.seed)  # refuses experts about whom nothing is known
+        system.train_with(task.train.labels, task.train.answers)
     if cfg.init:
         system.started_from(start_from(system, Path(cfg.init), task.class_names))
     freeze(system, list(cfg.freeze))
