@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_report import write_run
 from torch import nn
 
 from l2d.data import Batch
@@ -63,12 +62,12 @@ def trained(composed, tmp_path, monkeypatch):
     return train
 
 
-def test_a_method_without_a_loss_is_named_by_its_system(composed, tmp_path):
+def test_a_method_without_a_loss_is_named_by_its_system(composed, trained):
     cfg = composed("system=compare_confidence")
     assert choices(cfg)["loss"] == "none" and cfg.loss._target_ is None
     assert run_name(cfg).startswith("synthetic/compare_confidence-specialist-J4-")
-    write_run(tmp_path, "none", 4, 0, (30.0, 60, 50), system__name="compare_confidence", loss__formulation=None)
-    assert set(load_runs(tmp_path).method) == {"compare_confidence"}
+    folder = trained("system=compare_confidence")
+    assert set(load_runs(folder.parent).method) == {"compare_confidence"}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +338,8 @@ def test_a_two_stage_run_is_evaluated_again_and_reported(trained, stage2):
         assert json.loads((folder / "evaluation.json").read_text())["metrics"] == result["metrics"]
     evaluate([str(folder), "dataset.num_train=30"])  # other training data, and so another division of them
     assert json.loads((folder / "evaluation.json").read_text())["source"] == "weights"
-    assert set(load_runs(folder.parent).method) == {"ova two_stage"}
+    named = {"cross_fit": "ova two_stage"}.get(stage2, f"ova two_stage stage2={stage2}")  # what is not the default
+    assert set(load_runs(folder.parent).method) == {named}
 
 
 @pytest.mark.parametrize(
