@@ -109,7 +109,7 @@ def measure(repeats: int) -> list[Row]:
         for terms, words in ((by_definition, "loop over experts"), (shared, "loop over experts, shared parts once")):
             other = stepping(looped[terms], *at_20)
             rows.append(ratio(f"{words} / {name}, J=20", ">= 5", ours, other, 3 * repeats, slower=True))
-    for name in sorted(path.stem for path in Path(config_dir(), "loss").glob("*.yaml")):
+    for name in sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"}):
         loss = build(compose([f"loss={name}", "experts.costs=0.1"]), "loss", num_classes=K, complete=True)
         rows.append(ratio(f"loss={name}, J=20 / cross_entropy", "", stepping(loss, *at_20), plain, 2 * repeats))
     return rows

@@ -22,6 +22,9 @@ COMMANDS = {
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
     "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
+    "check": Command(
+        "l2d.check:main", "loss=NAME [KEY=VALUE ...]", "judge a loss by its exact minimisers on random joints"
+    ),
     "completion": Command("l2d.completion:main", "bash|zsh|fish", "print a script for completion in your shell"),
 }
 EXAMPLES = """\
@@ -30,8 +33,8 @@ Examples:
   l2d train -m loss=ce,picce_ce experts.num=1,4,16 seed=0,1,2
   l2d report outputs --out report
 
-KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate and data also
-find your own settings. `l2d COMMAND --help` explains a command."""
+KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, data and
+check also find your own settings. `l2d COMMAND --help` explains a command."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -74,9 +74,10 @@ def _following(before: list[str], word: str) -> list[str]:
     first, takes_settings = COMMANDS[before[0]].usage.split()[0], "KEY=VALUE" in COMMANDS[before[0]].usage
     if word.startswith("-"):
         return ["--config-dir", "--help"] if takes_settings else ["--help"]
-    if len(before) == 1 and "KEY=VALUE" not in first:
+    if len(before) == 1 and "=" not in first:
         return first.split("|") if first.islower() else []
-    return _settings(before, word) if takes_settings else []
+    group = first.partition("=")[0] if first.startswith("loss=") else ""  # l2d check takes no other settings
+    return [text for text in _settings(before, word) if text.startswith(group)] if takes_settings else []
 
 
 def _settings(before: list[str], word: str) -> list[str]:

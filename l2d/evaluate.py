@@ -177,8 +177,7 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     """Load the weights, predict the test set of the setting and evaluate it."""
-    from l2d.data import Loader
-    from l2d.evaluation.evaluator import Known, evaluate, predict_splits
+    from l2d.evaluation.evaluator import Known, evaluate, evaluation_loaders, predict_splits
     from l2d.place import Place, Ranks
     from l2d.systems import load_system
     from l2d.task import load_task
@@ -198,10 +197,12 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     else:
         cfg.held_out = 0  # held out is only what the weights are known not to have been trained on
     place = Place.open(cfg.trainer, cfg.seed, ranks)
-    task = matched(load_task(cfg), weights, path)
+    task = load_task(cfg)
     system = load_system(cfg, task)
+    task = matched(task, weights, path, any_experts=bool(system.about_panel))
+    own = system.state_dict()
     try:
-        system.load_state_dict(weights.tensors)
+        system.load_state_dict(weights.tensors | {name: own[name] for name in system.about_panel})
     except RuntimeError as error:
         difference = str(error).splitlines()[1:2] or [str(error)]
         here = f"{task.num_classes} classes and {task.num_experts} experts"
@@ -209,11 +210,7 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
             f"{path} does not fit backbone={cfg.backbone.name} with {here}: {difference[0].strip()}"
         ) from error
     place = place.take(system, cfg.trainer)
-    loaders = {
-        name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
-        for name, split in task.splits().items()
-        if name != "train"
-    }
+    loaders = evaluation_loaders(cfg, system, task, place)
     return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), Known.of(task))
 
 
@@ -241,13 +238,14 @@ def trained_weights(path: Path, run: Run) -> "Weights":
     return weights._replace(facts={name: value for name, value in recorded.items() if value} | weights.facts)
 
 
-def matched(task: "Task", weights: "Weights", path: Path) -> "Task":
-    """The task with its classes and experts in the order that the weights were trained for, matched by name."""
+def matched(task: "Task", weights: "Weights", path: Path, any_experts: bool = False) -> "Task":
+    """The task with its classes and experts in the order that the weights were trained for, matched by name; `any_experts` may be
+    others, in their own order."""
     classes, experts = weights.facts.get("class_names"), weights.facts.get("expert_names")
     if classes is None:
         notify(f"{path} does not name its classes, so they are taken in the order of this dataset.")
         classes = task.class_names
-    experts = experts or task.expert_names
+    experts = task.expert_names if any_experts else experts or task.expert_names
     unknown = [name for name in task.class_names if name not in classes]
     if unknown or len(classes) != len(task.class_names):
         raise UserError(

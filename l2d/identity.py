@@ -33,6 +33,8 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
     groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
     if isinstance(groups.get("dataset"), dict) and isinstance(groups["dataset"].get("annotators"), str):
         groups["dataset"]["annotators"] = None  # a file, whose content is part of the data
+    if isinstance(groups.get("experts"), dict) and groups["experts"].get("population") is None:
+        groups["experts"].pop("population", None)  # runs from before there was this setting are the same runs
     kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
     return _canonical(kept)
 
@@ -104,12 +106,22 @@ def choices(cfg: DictConfig) -> dict[str, Any]:
     return {key: plain(value) for key, value in chosen.items()}
 
 
+def method_parts(chosen: dict[str, Any]) -> list[str]:
+    """The names of the loss, where one is chosen, and of the system, where it is not the usual one.
+
+    >>> method_parts({"loss": "ce", "system": "score"}), method_parts({"loss": "none", "system": "compare_confidence"})
+    (['ce'], ['compare_confidence'])
+    """
+    loss, system = str(chosen.get("loss") or ""), str(chosen.get("system") or "score")
+    return [*([] if loss == "none" else [loss]), *([] if system == "score" else [system])]
+
+
 def run_name(cfg: DictConfig) -> str:
     """dataset/loss-experts-J-backbone-seed-fingerprint: readable, and never the same for two settings or two datasets."""
     chosen = choices(cfg)
     count = "all" if chosen["num_experts"] is None else chosen["num_experts"]
-    system = [] if chosen["system"] == "score" else [chosen["system"]]
-    parts = [*system, chosen["loss"], chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
+    method = reversed(method_parts(chosen))
+    parts = [*method, chosen["experts"], f"J{count}", chosen["backbone"], f"seed{chosen['seed']}"]
     return f"{_safe(chosen['dataset'])}/{'-'.join(map(_safe, (*parts, fingerprint(cfg))))}"
 
 

@@ -53,6 +53,7 @@ class Experts(Group):
     correlation: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     answer_rate: Annotated[float, Interval(gt=0, le=1)] = 1.0
     costs: NonNegative | list[NonNegative] | None = None
+    population: AtLeast1 | None = None
 
 
 class Optim(Group):

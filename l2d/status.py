@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from l2d.errors import Arguments, UserError, errors_as_sentences, notify, show, visible
+from l2d.identity import method_parts
 from l2d.tracking.read import HEADLINE, checked_manifest, checked_result, epoch_lines, read_result
 from l2d.tracking.run_folder import MANIFESTS, headline, in_use
 
@@ -84,7 +85,8 @@ def _grid(runs: list[tuple[dict[str, Any], str]]) -> list[str]:
     """The lines of the table of loss x number of experts, from the choices and the state of every run."""
     grid: dict[str, dict[Any, str]] = {}
     for chosen, name in runs:
-        key = visible("  ".join(str(chosen.get(key)) for key in ("dataset", "experts", "backbone", "loss")))
+        parts = [str(chosen.get(key)) for key in ("dataset", "experts", "backbone")]
+        key = visible("  ".join([*parts, " ".join(method_parts(chosen))]))
         row, num = grid.setdefault(key, {}), chosen.get("num_experts") or "all"  # null: as many as there are annotators
         row[num] = row.get(num, "") + SIGNS[name]
     columns = sorted({column for row in grid.values() for column in row}, key=lambda c: (isinstance(c, str), c))

@@ -1,4 +1,4 @@
-"""A sweep: the cells of a grid, what is done with each, and a summary of the results."""
+"""A sweep: the cells of one grid or of several, what is done with each, and a summary of the results."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ class SweepInterrupted(Interrupted):
 
 
 class Cell(NamedTuple):
-    """One setting of a grid, and what a sweep does with it."""
+    """One setting of a sweep, and what a sweep does with it."""
 
     folder: Path
     overrides: list[str]
@@ -48,10 +48,10 @@ class Cell(NamedTuple):
         return [*self.overrides, f"hydra.sweep.subdir={quoted(self.config.hydra.sweep.subdir)}"]
 
 
-def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[str]) -> Sequence[JobReturn]:
-    """Run the cells of a grid that are not finished, and return what the launcher returned for each."""
+def sweep(launcher: Any, context: HydraContext, config: DictConfig, swept: list[list[str]]) -> Sequence[JobReturn]:
+    """Run the cells (`swept` holds the overrides of each) that are not finished; return what the launcher returned."""
     with StopSignal():  # it may take long
-        cells = plan_cells(context.config_loader, config, words)
+        cells = plan_cells(context.config_loader, config, swept)
     if config.plan:
         counts = Counter(cell.action for cell in cells)
         total = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
@@ -83,10 +83,10 @@ def sweep(launcher: Any, context: HydraContext, config: DictConfig, words: list[
     return returns
 
 
-def plan_cells(loader: ConfigLoader, config: DictConfig, words: list[str]) -> list[Cell]:
+def plan_cells(loader: ConfigLoader, config: DictConfig, swept: list[list[str]]) -> list[Cell]:
     """Compose every cell; the same setting twice is one cell, and two settings in one folder are a UserError."""
     cells: dict[Path, Cell] = {}
-    for overrides in grid(loader, words):
+    for overrides in swept:
         try:
             cfg = loader.load_sweep_config(config, overrides)
         except ValueError as error:  # Hydra raises it for an option that is not a string, such as logger=choice(1,2)
@@ -105,8 +105,34 @@ def plan_cells(loader: ConfigLoader, config: DictConfig, words: list[str]) -> li
     return list(cells.values())
 
 
-def grid(loader: ConfigLoader, words: list[str]) -> list[list[str]]:
-    """The overrides of every cell: the product of all values that are lists (`seed=0,1,2`); a later word wins."""
+def union(loader: ConfigLoader, params: Any, grids: Any, words: list[str]) -> list[list[str]]:
+    """The overrides of every cell: of each grid the product of its values and of the others (`seed=0,1,2`).
+
+    A word of the command line replaces the values that `params` and the grids have for its key. A key that only some grids
+    have is not added to the others: there it would repeat what does not depend on it.
+    """
+    params, grids = plain(params), plain(grids)
+    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
+        raise UserError(
+            f"hydra.sweeper.grids={json.dumps(grids)} must be a list of grids, each a mapping of keys to values, "
+            "as in [{loss: 'ce,rs'}, {system: two_stage, loss: ova}]."
+        )
+    given, shared = _values(loader, words), _values(loader, _as_words(params))
+    own = [_values(loader, _as_words(grid)) for grid in grids] or [{}]
+    somewhere = {key for grid in own for key in grid}
+    cells: list[list[str]] = []
+    for grid in own:
+        chosen = {key: values for key, values in given.items() if key in grid or key not in somewhere}
+        cells += [list(cell) for cell in product(*(grid | shared | grid | chosen).values())]
+    return cells
+
+
+def _as_words(params: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in params.items()]
+
+
+def _values(loader: ConfigLoader, words: list[str]) -> dict[str, list[str]]:
+    """key -> an override per value; of several words with a key the last one counts."""
     values: dict[str, list[str]] = {}
     for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
         key = override.get_key_element()
@@ -116,7 +142,7 @@ def grid(loader: ConfigLoader, words: list[str]) -> list[list[str]]:
             values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             raise UserError(f"{override.input_line} is not a list of values; write {key}=1,2,3 or {key}=range(1,4).")
-    return [list(cell) for cell in product(*values.values())]
+    return values
 
 
 def plan(folder: Path, cfg: DictConfig) -> tuple[str, str]:

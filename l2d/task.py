@@ -28,13 +28,19 @@ class Truth(NamedTuple):
 @dataclass
 class Task:
     """`train` is trained on, `test` is reported, `held_out` is for what is fitted after training: the dataset's own validation
-    split, or a part of the training data."""
+    split, or a part of the training data.
+
+    The panel's experts are those who can be asked. They are also those to train with, except where there is a `population` of
+    others: then `train` holds its answers, and `context_answers` those of the panel.
+    """
 
     dataset: Dataset
     panel: ExpertPanel
     train: Split
     test: Split
     held_out: Split | None
+    population: ExpertPanel | None = None
+    context_answers: Tensor | None = None  # [N, J] of the panel to the samples of `train`
 
     def splits(self) -> dict[str, Split]:
         """By name; held_out only where there is one."""
@@ -73,13 +79,21 @@ class Task:
         columns = torch.tensor([self.expert_names.index(name) for name in expert_names])  # [J]
 
         def renumbered(split: Split) -> Split:
-            answers = number[split.answers.long()[:, columns]].to(split.answers.dtype)
-            return Split(split.inputs, number[split.labels], answers)
+            return Split(split.inputs, number[split.labels], answered(split.answers[:, columns]))
+
+        def answered(answers: Tensor) -> Tensor:
+            return number[answers.long()].to(answers.dtype)
 
         dataset = replace(self.dataset, class_names=class_names, posterior=None)  # the truth keeps the old numbers
         panel = replace(self.panel, names=expert_names)
         held_out = None if self.held_out is None else renumbered(self.held_out)
-        return Task(dataset, panel, renumbered(self.train), renumbered(self.test), held_out)
+        train, context = self.train, None
+        if self.context_answers is not None:
+            context = answered(self.context_answers[:, columns])
+            train = Split(train.inputs, number[train.labels], answered(train.answers))
+        else:
+            train = renumbered(train)
+        return Task(dataset, panel, train, renumbered(self.test), held_out, self.population, context)
 
     @cached_property
     def complete(self) -> bool:
@@ -97,12 +111,31 @@ class Task:
         accuracy = eta @ torch.from_numpy(self.panel.matrix).T.to(eta)  # [N, J]
         return Truth(eta, accuracy.masked_fill(self.test.answers == MISSING, 0))
 
-    def experts(self) -> list[dict[str, Any]]:
+    def context(self, size: int, seed: int) -> Split:
+        """For every expert of the panel up to `size` of the training samples that it answered, its other answers left out. Where
+        all answer everything the samples are the same for all."""
+        answers = self.train.answers if self.context_answers is None else self.context_answers  # [N, J]
+        order = torch.randperm(len(answers), generator=torch.Generator().manual_seed(seed))
+        given = answers[order] >= 0  # [N, J]
+        chosen = torch.empty_like(given)
+        chosen[order] = given & (given.cumsum(dim=0, dtype=torch.int32) <= size)
+        rows = chosen.any(dim=1).nonzero().squeeze(1)  # [n]
+        if not len(rows):
+            raise UserError(
+                f"experts.num={self.num_experts}: none of these experts answered a training sample, so nothing is known about them; "
+                "choose experts who did."
+            )
+        return Split(
+            self.train.inputs.take(rows), self.train.labels[rows], answers[rows].masked_fill(~chosen[rows], MISSING)
+        )
+
+    def experts(self, panel: ExpertPanel | None = None) -> list[dict[str, Any]]:
         """Each expert's name, its accuracy over the answers it gave and the share of samples it answered, on both splits."""
-        facts: list[dict[str, Any]] = [{"name": name} for name in self.expert_names]
+        panel = panel or self.panel
+        facts: list[dict[str, Any]] = [{"name": name} for name in panel.names]
         for name in ("train", "test"):
             labels = getattr(self.dataset, name).labels
-            answers = self.panel.answers(name, labels)  # [N, J], those held out too
+            answers = panel.answers(name, labels)  # [N, J], those held out too
             right, given = (answers == labels[:, None]).sum(0).tolist(), (answers >= 0).sum(0).tolist()  # [J], [J]
             for fact, hits, count in zip(facts, right, given, strict=True):
                 fact[f"{name}_accuracy"] = 100 * hits / count if count else None
@@ -117,25 +150,46 @@ def load_task(cfg: DictConfig) -> Task:
 
 def make_task(cfg: DictConfig, dataset: Dataset) -> Task:
     """Let the experts of a config answer the samples of a dataset."""
-    offered = {"dataset": dataset, "num_classes": dataset.num_classes, "groups": dataset.groups, "seed": cfg.seed}
-    own = {key: cfg.experts[key] for key in ("resample", "correlation", "answer_rate") if key in cfg.experts}
-    panel = make_panel(build(cfg, "experts", **offered), dataset, Drawing(cfg.seed, **own))
-    labels = dataset.train.labels
-    redraw = (lambda epoch: panel.answers("train", labels, epoch)) if panel.redraws else None
-    train = Split(dataset.train.inputs, labels, panel.answers("train", labels), redraw)
+    panel, population = load_panel(cfg, dataset)
+    labels, teachers = dataset.train.labels, population or panel
+    redraw = (lambda epoch: teachers.answers("train", labels, epoch)) if teachers.redraws else None
+    train = Split(dataset.train.inputs, labels, teachers.answers("train", labels), redraw)
     test = Split(dataset.test.inputs, dataset.test.labels, panel.answers("test", dataset.test.labels))
-    _notify_few_answers(panel.names, train)
+    context = panel.answers("train", labels) if population else None  # [N, J]
+    _notify_few_answers(teachers.names, train)
     if dataset.held_out is not None:
         if cfg.held_out:
             raise UserError(
                 f"held_out={cfg.held_out:g}: dataset={dataset.name} has a validation split of its own; leave held_out=0."
             )
-        held_out = dataset.held_out
-        return Task(dataset, panel, train, test, replace(held_out, answers=panel.answers("held_out", held_out.labels)))
+        held_out = replace(dataset.held_out, answers=panel.answers("held_out", dataset.held_out.labels))
+        return Task(dataset, panel, train, test, held_out, population, context)
     trained, held_out_rows = hold_out(len(train), cfg.held_out, cfg.seed)
     if held_out_rows is None:
-        return Task(dataset, panel, train, test, None)
-    return Task(dataset, panel, train.take(trained), test, train.take(held_out_rows))
+        return Task(dataset, panel, train, test, None, population, context)
+    held_out = train.take(held_out_rows)
+    if context is not None:
+        held_out, context = replace(held_out, answers=context[held_out_rows], redraw=None), context[trained]
+    return Task(dataset, panel, train.take(trained), test, held_out, population, context)
+
+
+def load_panel(cfg: DictConfig, dataset: Dataset) -> tuple[ExpertPanel, ExpertPanel | None]:
+    """The experts who can be asked and, with `experts.population`, others to train with: of the population + num experts that
+    the config makes the first ones, whatever num is."""
+    offered = {"dataset": dataset, "num_classes": dataset.num_classes, "groups": dataset.groups, "seed": cfg.seed}
+    own = {key: cfg.experts[key] for key in ("resample", "correlation", "answer_rate") if key in cfg.experts}
+    count = cfg.experts.get("population")
+    if count is None:
+        return make_panel(build(cfg, "experts", **offered), dataset, Drawing(cfg.seed, **own)), None
+    whole = cfg.copy()
+    if cfg.experts.get("num") is not None:
+        whole.experts.num = cfg.experts.num + count
+    panel = make_panel(build(whole, "experts", **offered), dataset, Drawing(cfg.seed, **own))
+    if panel.num <= count:
+        raise UserError(
+            f"experts.population={count} leaves nobody to ask of {panel.num} experts; choose at most {panel.num - 1}."
+        )
+    return panel.part(slice(count, None)), panel.part(slice(count))
 
 
 def hold_out(count: int, share: float, seed: int) -> tuple[Tensor, Tensor | None]:

@@ -16,7 +16,7 @@ from l2d.evaluation.kept import keep
 from l2d.identity import fingerprint, reported_otherwise, run_name
 from l2d.place import Place, Ranks
 from l2d.signals import StopSignal
-from l2d.systems import load_system, weight_facts
+from l2d.systems import check_loss, load_system, weight_facts
 from l2d.task import load_task
 from l2d.tracking.facts import run_facts
 from l2d.tracking.harmless import Harmless
@@ -51,6 +51,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:
     """The whole way of one run, from the config to result.json."""
+    check_loss(cfg)
     place = Place.open(cfg.trainer, cfg.seed, ranks)
     task = load_task(cfg)
     system = load_system(cfg, task)

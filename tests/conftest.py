@@ -1,8 +1,11 @@
 """What several test files share: composing a config, and a small dataset held in memory."""
 
+import json
 import logging
+import os
 from functools import cache
 from multiprocessing import forkserver
+from pathlib import Path
 
 import children  # noqa: F401  says what the server of child processes imports
 import numpy as np
@@ -11,9 +14,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from l2d.cli import main
 from l2d.config import config_dir
 from l2d.data import Dataset, Images, Preprocessing, Split
 from l2d.data.load import _data_digest, _load
+from l2d.evaluation.evaluator import Evaluator
 from l2d.identity import register_resolvers
 from l2d.source import _folders, source_digest
 
@@ -53,6 +58,29 @@ def compose_once(*overrides: str) -> DictConfig:
 def composed():
     """composed("loss=ova", "seed=1") is the config of that command line, a copy of its own for every caller."""
     return lambda *overrides: compose_once(*overrides).copy()
+
+
+def finished(root: str) -> tuple[Path, dict]:
+    """The folder and the result.json of the only run below."""
+    (file,) = Path(root).glob("*/*/result.json")
+    return file.parent, json.loads(file.read_text())
+
+
+@pytest.fixture
+def cut_and_continued(monkeypatch):
+    """cut_and_continued("train", ...) starts a run that fails in its last epoch, starts it again and returns its result."""
+
+    def run(*words: str) -> dict:
+        row = Evaluator.row
+        with monkeypatch.context() as stopped, pytest.raises(FileNotFoundError):
+            stopped.setattr(Evaluator, "row", lambda *a, final: os.stat("nothing") if final else row(*a, final=final))
+            main([*words, "output_dir=cut", "trainer.checkpoint_epochs=1"])
+        main([*words, "output_dir=cut"])
+        _, result = finished("cut")
+        assert result["attempts"] == 2
+        return result
+
+    return run
 
 
 @pytest.fixture

@@ -390,7 +390,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 import os
 before = list(sys.path), dict(os.environ), dict(Plugins.instance().class_name_to_class)
-import l2d.cli, l2d.compose, l2d.completion, l2d.job, l2d.status, l2d.sweep, l2d.train, l2d.evaluate, l2d.inspect
+import l2d.check, l2d.cli, l2d.compose, l2d.completion, l2d.job, l2d.status, l2d.sweep, l2d.train, l2d.evaluate, l2d.inspect
 assert before[:1] == (sys.path,) and before[2] == Plugins.instance().class_name_to_class
 assert not OmegaConf.has_resolver("l2d.run_name")
 assert not [key for key in os.environ.keys() - before[1].keys() if key.startswith(("L2D", "HYDRA"))]
@@ -437,6 +437,7 @@ def test_bash_completes_commands_groups_options_and_keys(tmp_path, monkeypatch):
     assert completed("l2d ev") == ["evaluate"]
     assert completed("l2d completion ") == ["bash", "fish", "zsh"]
     assert completed("l2d data ") == ["check"]
+    assert completed("l2d check ") == ["loss.", "loss="]
     assert completed("l2d train se") == completed("l2d-train -m se") == ["seed="]
     assert completed("l2d data check lo") == ["logger.", "logger=", "loss.", "loss="]
     # after `=` bash replaces only what follows it

@@ -128,7 +128,7 @@ AT_ZERO = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("option", options("loss"))
+@pytest.mark.parametrize("option", sorted(set(options("loss")) - {"none"}))
 def test_every_loss_option_has_the_value_of_its_name(composed, option):
     loss = build(composed(f"loss={option}"), "loss", num_classes=2)
     value = loss(torch.zeros(1, 4), torch.tensor([0]), torch.tensor([[0, 0]])).item()

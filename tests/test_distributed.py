@@ -162,13 +162,14 @@ def same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_weights_metrics_and_files_of_one(workplace):
+@pytest.mark.parametrize("system", ["score", "two_stage"])
+def test_two_processes_give_the_weights_metrics_and_files_of_one(workplace, system):
     seen = {}
     for ranks in (1, 2):
         folder = workplace / str(ranks)
         folder.mkdir()
         os.chdir(folder)
-        assert wait(start(*SMALL, "trainer.eval_every=1", ranks=ranks)) == [0] * ranks, said()
+        assert wait(start(*SMALL, "trainer.eval_every=1", f"system={system}", ranks=ranks)) == [0] * ranks, said()
         files = sorted(str(path.relative_to(folder)) for path in folder.glob("outputs/**/*"))
         seen[ranks] = (*outcome(), files)
     os.chdir(workplace)

@@ -28,7 +28,7 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
     n, num_experts = len(labels), len(answers[0])
     system, kept, classifier, kept_right, asked_right, anyone = 0, 0, 0, 0, 0, 0
     to, right_of, given_by = [0] * num_experts, [0] * num_experts, [0] * num_experts
-    majority, voted, missed = 0, 0, []
+    majority, voted, drawn, missed = 0, 0, 0.0, []
     for theta, y, m in zip(scores, labels, answers, strict=True):
         best = 0
         for a in range(len(theta)):
@@ -57,6 +57,7 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
         if votes:
             voted += 1
             majority += max(votes, key=votes.count) == y  # the first among equals
+            drawn += votes.count(y) / len(votes)
     accuracy = [100 * right / given if given else None for right, given in zip(right_of, given_by, strict=True)]
     return {
         "system_error": 100 * (1 - system / n),
@@ -66,6 +67,7 @@ def looped(scores: list[list[float]], labels: list[int], answers: list[list[int]
         "expert_accuracy_deferred": 100 * asked_right / (n - kept) if kept < n else None,
         "best_expert_accuracy": max((a for a in accuracy if a is not None), default=None),
         "majority_vote_accuracy": 100 * majority / voted if voted else None,
+        "random_expert_accuracy": 100 * drawn / voted if voted else None,
         "any_expert_correct": 100 * anyone / n,
         "system_cost": None,
         "questions_asked": 100 * (n - kept) / n,
@@ -108,6 +110,7 @@ def test_an_example_worked_by_hand():
             "expert_accuracy_deferred": 50.0,
             "best_expert_accuracy": 40.0,  # expert 1 on samples 3 and 4 of 5; expert 0 on sample 2 of 4
             "majority_vote_accuracy": 20.0,  # sample 2 alone: of two, the first is followed where they differ
+            "random_expert_accuracy": 30.0,  # half of samples 2, 3, 4; nothing of 1; expert 1 alone is wrong on 5
             "any_expert_correct": 60.0,  # samples 2, 3, 4
             "system_cost": None,  # nothing has a price
             "questions_asked": 40.0,

@@ -17,7 +17,7 @@ from l2d.systems import ScoreSystem
 
 K = 3
 COST = 0.2
-NAMES = sorted(path.stem for path in Path(config_dir(), "loss").glob("*.yaml"))
+NAMES = sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"})
 
 
 def loss_named(name: str, num_classes: int = K, **offered):

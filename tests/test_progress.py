@@ -89,10 +89,13 @@ def test_the_best_achievable_is_printed_where_it_is_known(capsys, tmp_path):
 
 
 def test_the_accuracies_to_compare_with_are_printed_unless_unknown(capsys, tmp_path):
-    more = {"best_expert_accuracy": 80.0, "majority_vote_accuracy": None, "any_expert_correct": 95.0}
+    more = {"best_expert_accuracy": 80.0, "majority_vote_accuracy": None}
+    more |= {"random_expert_accuracy": 60.25, "any_expert_correct": 95.0}
     ProgressReporter(verbose=True).final(tmp_path, RESULT | {"metrics": METRICS | more})
     line = capsys.readouterr().out.splitlines()[2]
-    assert line.endswith("classifier alone 76.50, best single expert 80.00, any expert right 95.00")
+    assert line.endswith(
+        "classifier alone 76.50, best single expert 80.00, random expert 60.25, any expert right 95.00"
+    )
     more["majority_vote_accuracy"] = 82.5
     ProgressReporter(verbose=True).final(tmp_path, RESULT | {"metrics": METRICS | more})
     assert "majority vote 82.50" in capsys.readouterr().out

@@ -263,14 +263,16 @@ def test_findings_say_when_seeds_are_missing_and_need_two_counts(tmp_path):
 def test_the_reference_table_says_what_experts_reach_without_a_system(tmp_path):
     for seed, best in ((0, 80.0), (1, 90.0)):
         reference = {"best_expert_accuracy": best, "majority_vote_accuracy": 70.0, "any_expert_correct": 95.0}
+        reference["random_expert_accuracy"] = 60.0
         for loss in ("ce", "ova"):
             write_run(tmp_path, loss, 4, seed, (16.0, 60, 50), metrics=reference, bayes={"system_error": 10.0})
     blocks = blocks_of(tmp_path)
-    heads = ["Best single expert (%)", "Majority vote (%)", "Any expert right (%)", "Best achievable (%)"]
+    heads = ["Best single expert (%)", "Majority vote (%)", "Random expert (%)", "Any expert right (%)"]
+    heads.append("Best achievable (%)")
     assert f"| Experts | {' | '.join(heads)} |" in to_markdown(blocks)
-    row = ["85.00", "70.00", "95.00", "90.00"]
+    row = ["85.00", "70.00", "60.00", "95.00", "90.00"]
     assert f"| 4 | {' | '.join(row)} |" in to_markdown(blocks) and " & ".join(["4", *row]) in to_latex(blocks)
-    assert to_text(blocks).split()[-6:] == ["4", "experts", *row]
+    assert to_text(blocks).split()[-7:] == ["4", "experts", *row]
     assert findings(blocks[0]) == [
         "with 4 experts, always asking the best single one has an error of 15.00, below that of every trained system "
         "(the lowest is 16.00, CE Vanilla)."

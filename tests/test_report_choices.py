@@ -48,10 +48,10 @@ def test_settings_that_differ_are_part_of_the_name(tmp_path):
 
 def test_a_custom_system_is_part_of_the_name_and_has_a_baseline(tmp_path):
     write_run(tmp_path, "ce", 4, 0, (30.0, 60, 50), dataset="synthetic")
-    write_run(tmp_path, "ce", 4, 0, (20.0, 60, 50), dataset="synthetic", system__name="two_stage")
+    write_run(tmp_path, "ce", 4, 0, (20.0, 60, 50), dataset="synthetic", system__name="mine")
     (block,) = blocks_of(tmp_path)
-    assert block.methods == ["ce", "ce two_stage"] and block.baselines == {"ce two_stage": "ce"}
-    assert "CE Vanilla two_stage" in to_text([block])
+    assert block.methods == ["ce", "ce mine"] and block.baselines == {"ce mine": "ce"}
+    assert "CE Vanilla mine" in to_text([block])
 
 
 def test_a_known_loss_with_overridden_parts_is_called_by_its_parts(tmp_path):

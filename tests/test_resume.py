@@ -135,6 +135,26 @@ def test_a_run_of_many_stages_killed_25_times_ends_bit_identical(workplace):
 
 
 @pytest.mark.slow
+def test_a_run_of_two_stages_killed_in_each_of_them_ends_bit_identical(workplace):
+    """Folds, and a router that needs to know which sample is in which of them."""
+    setting = (*SETTING, "system=two_stage", "trainer.epochs=6", "trainer.eval_every=0")
+    assert wait(start(*setting, "output_dir=calm")) == 0, Path("output.txt").read_text()
+    for stage in ("fold_1", "fold_2", "router"):
+        child, deadline = start(*setting, EVERY_STEP), time.monotonic() + 60
+        while child.is_alive() and time.monotonic() < deadline:
+            folder = run_folder()
+            if folder and (folder / "metrics.csv").exists() and f",{stage}," in (folder / "metrics.csv").read_text():
+                break  # one of its six epochs is over
+            time.sleep(0.002)
+        os.kill(child.pid, signal.SIGKILL)
+        assert wait(child) == -signal.SIGKILL, Path("output.txt").read_text()
+    assert wait(start(*setting)) == 0, Path("output.txt").read_text()
+    weights, rows, result = outcome(Path("outputs"))
+    assert (weights, rows, result) == outcome(Path("calm"))
+    assert [row["stage"] for row in rows[::6]] == ["classifier", "fold_1", "fold_2", "router"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_ends_the_run_with_a_checkpoint_and_the_next_start_continues(workplace, undisturbed, signum):
     child = start_and_wait_for_checkpoints(3)

@@ -127,6 +127,8 @@ def test_submitit_runs_a_cell(tmp_path, serial):
         (["trainer.log_every=5,6"], ["trainer.log_every=5 and trainer.log_every=6"]),
         (["optim.lr=interval(0,1)"], ["optim.lr=interval(0,1)"]),
         (["logger=choice(1,2)"], ["logger=1"]),
+        (["hydra.sweeper.grids=[3]"], ["hydra.sweeper.grids=[3]", "mapping"]),
+        (["hydra.sweeper.grids=[{loss: ce}, {los: ce}]"], ["'los'"]),
     ],
 )
 def test_an_impossible_grid_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys, words, named):
@@ -205,6 +207,28 @@ def test_the_same_setting_twice_is_one_cell(tmp_path, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+GRIDS = "hydra.sweeper.grids=[{system: score, loss: 'ce,ova'}, {loss: rs, seed: '3,4'}, {freeze: '[]'}]"
+
+
+@pytest.mark.parametrize(
+    ("words", "cells"),
+    [
+        ([], "ce-J1-0 ova-J1-0 rs-J1-3 rs-J1-4 picce_ce-J1-0"),
+        (["experts.num=1,2"], "ce-J1-0 ce-J2-0 ova-J1-0 ova-J2-0 rs-J1-3 rs-J2-3 rs-J1-4 rs-J2-4 picce_ce-J1-0 picce_ce-J2-0"),
+        (["loss=ce,rs"], "ce-J1-0 rs-J1-0 ce-J1-3 ce-J1-4 rs-J1-3 rs-J1-4 picce_ce-J1-0"),
+        (["seed=0", "loss=ova"], "ova-J1-0 picce_ce-J1-0"),  # three grids, and one cell of two of them
+        (["hydra.sweeper.grids=[]", "loss=moe"], "moe-J1-0"),
+    ],
+)  # fmt: skip
+def test_grids_are_united_and_a_word_replaces_a_key_where_a_grid_has_it(tmp_path, monkeypatch, capsys, words, cells):
+    monkeypatch.chdir(tmp_path)
+    main(["train", "-m", GRIDS, "+hydra.sweeper.params={experts.num: 1}", "plan=true", *words])
+    *lines, last = capsys.readouterr().out.splitlines()
+    names = [Path(line.split()[1]).name.split("-") for line in lines]
+    shown = [f"{loss}-{num}-{seed.removeprefix('seed')}" for loss, _, num, _, seed, _ in names]
+    assert shown == cells.split() and last.startswith(f"{len(shown)} cell")
+
+
 def test_a_run_belongs_to_the_newest_sweep_that_lists_it(tmp_path, monkeypatch):
     settings = {
         "mode": RunMode.MULTIRUN,
@@ -270,7 +294,7 @@ def test_status_shows_what_is_finished_running_interrupted_failed_and_missing(tm
 EXPERIMENTS = sorted(path.stem for path in Path(config_dir(), "experiment").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("synthetic", "figure1")])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("all_methods", "synthetic", "figure1")])
 def test_an_experiment_is_the_block_that_the_paper_published(name):
     """Its cells are those of the published table, three seeds each, and its header quotes every number of it."""
     text = Path(config_dir(), "experiment", f"{name}.yaml").read_text()

@@ -15,6 +15,7 @@ from l2d.theory import (
     estimates,
     independent_experts,
     minimise,
+    overlapping_specialists,
     random_joint,
     survey,
     truth,
@@ -28,19 +29,6 @@ def random_joints(count: int, num_classes: int, num_experts: int, seed: int) -> 
 
 def f64(values: list) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def overlapping_specialists() -> Tensor:
-    """eta = (1, 2, 2, 1) / 6; expert 0 knows classes 1 and 2, expert 1 classes 0 and 1, expert 2 classes 2 and 3.
-
-    Acc = (4, 3, 3) / 6 and someone is always right. Integer masses in sixths.
-    """
-    joint = torch.zeros(4, 4, 4, 4, dtype=torch.int64)
-    joint[0, 1, 0, 1] = 1
-    joint[1, 1, 1, 2] = 2
-    joint[2, 2, 3, 2] = 2
-    joint[3, 0, 0, 3] = 1
-    return joint
 
 
 def risk_by_definition(scores: Tensor, joint: Tensor, base: str) -> Tensor:

@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 
 
 class CellSweeper(Sweeper):
-    """A grid of cells: finished ones are skipped, and a failing one does not stop the others."""
+    """The cells of one grid or of several: finished ones are skipped, and a failing one does not stop the others."""
 
-    def __init__(self, params: dict[str, str]):
-        self.params = params
+    def __init__(self, params: dict[str, str], grids: list[dict[str, str]]):
+        self.params, self.grids = params, grids
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -21,8 +21,8 @@ class CellSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from l2d.sweep import sweep  # here, because Hydra loads all plugins at its start
+        from l2d.sweep import sweep, union  # here, because Hydra loads all plugins at its start
 
         assert self.hydra_context is not None and self.config is not None  # set up before
-        words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        return sweep(self.launcher, self.hydra_context, self.config, words)
+        swept = union(self.hydra_context.config_loader, self.params, self.grids, arguments)
+        return sweep(self.launcher, self.hydra_context, self.config, swept)

@@ -78,8 +78,10 @@ def decided(cfg: DictConfig, system: System, predicted: dict[str, Predicted], kn
 
 def predict_splits(system: System, loaders: dict[str, Loader], seed: int, settle: bool) -> dict[str, Predicted]:
     """The outputs of every split. Of the held-out data a system that is fitted on them gets half, and the other half remains:
-    no sample is used for two things."""
-    predicted = {name: predict(system, loader) for name, loader in loaders.items()}
+    no sample is used for two things. A system that describes its experts by a `context` sees that one first."""
+    if "context" in loaders:
+        system.meet(*predict(system.backbone, loaders["context"])[:3])
+    predicted = {name: predict(system, loader) for name, loader in loaders.items() if name != "context"}
     held_out = predicted.get("held_out")
     if not system.fitted_on_held_out or held_out is None:
         return predicted
@@ -89,6 +91,14 @@ def predict_splits(system: System, loaders: dict[str, Loader], seed: int, settle
     if settle:
         system.settle(*(part[fitted_on] for part in held_out[:3]))
     return {**predicted, "held_out": Predicted(*(part[rest] for part in held_out))}
+
+
+def evaluation_loaders(cfg: DictConfig, system: System, task: Task, place: Place) -> dict[str, Loader]:
+    """All that `predict_splits` needs: every split but `train`, and the `context` of a system that describes experts by one."""
+    splits = {name: split for name, split in task.splits().items() if name != "train"}
+    if system.about_panel:
+        splits["context"] = task.context(system.context, cfg.seed)
+    return {name: Loader(split, place, cfg.trainer.batch_size, cfg.seed) for name, split in splits.items()}
 
 
 def chosen_metrics(cfg: DictConfig) -> list[Metric]:
@@ -124,6 +134,16 @@ def check_evaluation(cfg: DictConfig) -> None:
         bind(cfg, "evaluation", dict.fromkeys(EVALUATION_OFFERS))
 
 
+def check_system(cfg: DictConfig, system: System, task: Task) -> None:
+    """Refuse a rule or costs that a system cannot serve, and a system that needs held-out data where there are none."""
+    deployment = deployment_of(cfg, task.expert_names, task.class_names)
+    check_rule(cfg, system, deployment, task.held_out is not None)
+    if system.fitted_on_held_out and task.held_out is None:
+        raise UserError(
+            f"held_out={cfg.held_out:g}: system={cfg.system.get('name')} is fitted on held-out data after training; set held_out=0.2."
+        )
+
+
 class Evaluator:
     """Evaluates one system on a task while it is trained."""
 
@@ -131,17 +151,8 @@ class Evaluator:
         self.cfg, self.system, self.task, self.place = cfg, system, task, place
         check_evaluation(cfg)
         self.known = Known.of(task)
-        deployment = deployment_of(cfg, task.expert_names, task.class_names)
-        check_rule(cfg, system, deployment, task.held_out is not None)
-        if system.fitted_on_held_out and task.held_out is None:
-            raise UserError(
-                f"held_out={cfg.held_out:g}: system={cfg.system.get('name')} is fitted on held-out data after training; set held_out=0.2."
-            )
-        self.loaders = {
-            name: Loader(split, place, cfg.trainer.batch_size, cfg.seed)
-            for name, split in task.splits().items()
-            if name != "train"
-        }
+        check_system(cfg, system, task)
+        self.loaders = evaluation_loaders(cfg, system, task, place)
         self.probe_batch: Batch | None = None
         if cfg.evaluation._target_:
             # a compiled system reuses the batch shape of training
@@ -169,6 +180,6 @@ class Evaluator:
         """The outcome on the test split as the system is now; held-out data are predicted only for a rule that uses them."""
         arguments = bind(self.cfg, "rule", dict.fromkeys(RULE_OFFERS))[1]
         uses = self.system.fitted_on_held_out or rule_needs(self.cfg).held_out or "held_out" in arguments
-        loaders = {name: loader for name, loader in self.loaders.items() if uses or name == "test"}
+        loaders = {name: loader for name, loader in self.loaders.items() if uses or name != "held_out"}
         predicted = predict_splits(self.system, loaders, self.cfg.seed, settle=True)
         return decided(self.cfg, self.system, predicted, self.known)["test"]

@@ -63,6 +63,13 @@ def majority_vote_accuracy(outcome: Outcome) -> float | None:
     return _share(outcome.majority == outcome.labels, outcome.recorded.any(dim=1))
 
 
+def random_expert_accuracy(outcome: Outcome) -> float | None:
+    """Accuracy of one expert, drawn anew for each sample among those who answered it: the expectation, where anybody answered."""
+    given = outcome.recorded.sum(dim=1)  # [N]
+    share = outcome.experts_right.sum(dim=1).double() / given  # [N]; nan where nobody answered
+    return 100 * share[given > 0].mean().item() if given.any() else None
+
+
 def any_expert_correct(outcome: Outcome) -> float:
     """Share of samples on which at least one expert is right: what perfect routing to experts alone would reach."""
     return 100 * _count(outcome.experts_right.any(dim=1)) / len(outcome.labels)
@@ -122,6 +129,7 @@ METRICS: list[Metric] = [
     Metric("expert_accuracy_deferred", "Expert accuracy where asked (%)", "higher", expert_accuracy_deferred),
     Metric("best_expert_accuracy", "Best single expert (%)", "higher", best_expert_accuracy, role="reference"),
     Metric("majority_vote_accuracy", "Majority vote (%)", "higher", majority_vote_accuracy, role="reference"),
+    Metric("random_expert_accuracy", "Random expert (%)", "higher", random_expert_accuracy, role="reference"),
     Metric("any_expert_correct", "Any expert right (%)", "higher", any_expert_correct, role="reference"),
     Metric("system_cost", "System cost", "lower", system_cost),
     Metric("questions_asked", "Questions per 100 cases", "lower", questions_asked),

@@ -25,6 +25,7 @@ class ExpertPanel:
     recorded: dict[str, np.ndarray] = field(default_factory=dict)  # split -> [N, number of recorded]
     confusion: np.ndarray | None = None  # [number of simulated, K, K]
     drawing: Drawing = field(default_factory=Drawing)  # the run's, for those simulated; `make_panel` sets it
+    part_of: "tuple[ExpertPanel, slice] | None" = None  # the panel that answers, and these experts' columns in it
 
     @property
     def num(self) -> int:
@@ -40,8 +41,16 @@ class ExpertPanel:
         """Whether the answers to the training split are drawn again in every epoch."""
         return self.drawing.resample == "per_epoch" and self.simulated is not None
 
+    def part(self, columns: slice) -> "ExpertPanel":
+        """Some of the experts, who answer as they do in the whole panel."""
+        matrix = None if self.matrix is None else self.matrix[columns]
+        return replace(self, names=self.names[columns], matrix=matrix, part_of=(self, columns))
+
     def answers(self, split: str, labels: Tensor, epoch: int = 0) -> Tensor:
         """The table [N, J] of a split with these labels; training epochs differ only if `resample` is `per_epoch`."""
+        if self.part_of:
+            whole, columns = self.part_of
+            return whole.answers(split, labels, epoch)[:, columns]
         tables = [self.recorded[split]] if self.recorded else []
         if self.simulated is not None:
             again = epoch if split == "train" and self.redraws else 0

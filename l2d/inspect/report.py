@@ -13,7 +13,7 @@ from l2d.data import Dataset, Images
 from l2d.data.load import load_dataset
 from l2d.data.vectors import Vectors
 from l2d.errors import UserError
-from l2d.evaluation.evaluator import check_evaluation
+from l2d.evaluation.evaluator import check_evaluation, check_system
 from l2d.inspect.answers import Answers, show_accuracies, show_dependence, show_gaps
 from l2d.inspect.inputs import show_inputs
 from l2d.inspect.sheet import draw_sheet, spread
@@ -71,6 +71,10 @@ def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
         tables = {s: task.panel.answers(s, dataset.splits()[s].labels).numpy() for s in labels}  # [N, J] each
         experts = {name: {s: t[:, j] for s, t in tables.items()} for j, name in enumerate(task.expert_names)}
         notes += show_accuracies(out, "expert", experts, labels, published)
+        if task.population:
+            known = [fact["train_accuracy"] for fact in task.experts(task.population) if fact["train_answered"]]
+            spread_of = f", right on {min(known):.2f} to {max(known):.2f} of their training answers" if known else ""
+            out.print(f"Trained with a population of {task.population.num} other experts{spread_of}.")
         if not dataset.annotators:
             show_gaps(out, experts, labels)
         show_dependence(out, experts, labels)
@@ -109,6 +113,7 @@ def _build_system(cfg: DictConfig, task: Task) -> System:
     system = load_system(cfg, task)
     build(cfg, "logger", Tracker)
     check_evaluation(cfg)
+    check_system(cfg, system, task)
     steps = max(len(task.train) // cfg.trainer.batch_size, 1)
     for stage in system.stages():
         optimizer = build(cfg, "optim", Optimizer, params=stage.parameters, fused=False)

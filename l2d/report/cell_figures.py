@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -9,13 +10,16 @@ from l2d.report.blocks import Block
 from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
-from l2d.report.style import add_legend, look, short
+from l2d.report.ranking import RANKED
+from l2d.report.style import add_legend, crowded, height, look, short
 
 
 def overview(blocks: list[Block]) -> Figure:
     """System error and classifier accuracy against the number of experts, a row of two panels per block."""
-    figure = Figure(figsize=(8.4, 3.3 * len(blocks)))
-    for block, row in zip(blocks, figure.subplots(len(blocks), 2, squeeze=False), strict=True):
+    heights = [height(3.3, block.methods) for block in blocks]
+    figure = Figure(figsize=(8.4, sum(heights)))
+    axes = figure.subplots(len(blocks), 2, squeeze=False, height_ratios=heights)
+    for block, row in zip(blocks, axes, strict=True):
         metrics = {metric.name: metric for metric in block.metrics}
         for ax, name in zip(row, ("system_error", "classifier_accuracy"), strict=True):
             against_count(ax, block, metrics[name])
@@ -26,7 +30,7 @@ def overview(blocks: list[Block]) -> Figure:
 
 def one_metric(block: Block, metric: ShownMetric) -> Figure:
     """One metric against the number of experts."""
-    figure = Figure(figsize=(5.2, 3.2))
+    figure = Figure(figsize=(5.2, height(3.2, block.methods)))
     ax = figure.subplots()
     against_count(ax, block, metric)
     add_legend(ax, ax)
@@ -34,13 +38,15 @@ def one_metric(block: Block, metric: ShownMetric) -> Figure:
 
 
 def against_count(ax: Axes, block: Block, metric: ShownMetric) -> None:
-    """A line per method with a band of one standard deviation, and the best achievable value where it is known."""
+    """A line per method, with a band of one standard deviation unless it is crowded, and the best achievable where known."""
     for method in block.methods:
         line = _cells_of(block, method, metric.name)
         if line.empty:
             continue
         style = look(method)
         ax.plot(line["num_experts"], line[metric.name], label=label(method), **style)
+        if crowded(block.methods):
+            continue
         std = line[f"{metric.name}_std"].fillna(0)
         low, high = line[metric.name] - std, line[metric.name] + std
         ax.fill_between(line["num_experts"], low, high, color=style["color"], alpha=0.13, linewidth=0)
@@ -55,7 +61,7 @@ def against_count(ax: Axes, block: Block, metric: ShownMetric) -> None:
 
 def coverage_accuracy(block: Block) -> Figure:
     """System accuracy against coverage: a point per cell, joined from the fewest to the most experts."""
-    figure = Figure(figsize=(5.2, 3.6))
+    figure = Figure(figsize=(5.2, height(3.6, block.methods)))
     ax = figure.subplots()
     for method in block.methods:
         line = _cells_of(block, method, "coverage")
@@ -63,11 +69,14 @@ def coverage_accuracy(block: Block) -> Figure:
             continue
         style, accuracy = look(method), 100 - line["system_error"]
         ax.plot(line["coverage"], accuracy, label=label(method), **style)
-        for x, y, num in zip(line["coverage"], accuracy, line["num_experts"], strict=True):
+        for x, y, num in (
+            () if crowded(block.methods) else zip(line["coverage"], accuracy, line["num_experts"], strict=True)
+        ):
             ax.annotate(num, (x, y), (3, 3), textcoords="offset points", fontsize=7, color=style["color"])
     ax.set_xlabel("Coverage (%)")
     ax.set_ylabel("System accuracy (%)")
-    ax.set_title("Beside each point: the number of experts", loc="left", fontsize=8, color="0.35")
+    if not crowded(block.methods):
+        ax.set_title("Beside each point: the number of experts", loc="left", fontsize=8, color="0.35")
     add_legend(ax, ax)
     return figure
 
@@ -93,6 +102,33 @@ def deferred_to(block: Block) -> Figure:
         ax.grid(visible=False)
     axes[0, 0].set_yticks(range(len(block.methods)), [short(label(method)) for method in block.methods])
     figure.colorbar(image, ax=axes[0], label="Share of the deferred (%)")
+    return figure
+
+
+def ranking(block: Block) -> Figure:
+    """The entries of the ranking by system error, a point per number of experts; their regret at the right where known."""
+    order = list(dict.fromkeys(block.ranking.loc[block.ranking["by"] == "system_error", "entry"]))
+    panels = [by for by in RANKED if (block.ranking["by"] == by).any()]
+    at = block.ranking.dropna(subset=["num_experts", "mean"])
+    counts = sorted(set(at["num_experts"]))
+    shades = colormaps["cividis"](np.linspace(0.05, 0.85, len(counts)))
+    figure = Figure(figsize=(3.2 * len(panels) + 2.6, 0.21 * len(order) + 1.1))
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for ax, by in zip(axes, panels, strict=True):
+        for num, shade in zip(counts, shades, strict=True):
+            here = at[(at["by"] == by) & (at["num_experts"] == num)]
+            places = [order.index(entry) for entry in here["entry"]]
+            ax.errorbar(here["mean"], places, xerr=here["std"].fillna(0), fmt="o", color=shade, label=count_of(num))
+        ax.set_xlabel(RANKED[by])
+    untrained = set(block.ranking.loc[block.ranking["kind"] == "reference", "entry"])
+    axes[0].set_yticks(range(len(order)), [short(entry if entry in untrained else label(entry)) for entry in order])
+    for place, (entry, text) in enumerate(zip(order, axes[0].get_yticklabels(), strict=True)):
+        if entry in untrained:
+            text.set(color="0.35", style="italic")
+            for ax in axes:
+                ax.axhspan(place - 0.5, place + 0.5, color="0.94", zorder=0)
+    axes[0].set_ylim(len(order) - 0.5, -0.5)
+    add_legend(figure, axes[0])
     return figure
 
 

@@ -10,8 +10,10 @@ from l2d.errors import Arguments, UserError, errors_as_sentences, show, visible
 from l2d.report.blocks import make_blocks
 from l2d.report.findings import findings
 from l2d.report.load import load_runs
-from l2d.report.render import to_csv, to_latex, to_markdown, to_text
+from l2d.report.render import ranking_to_latex, ranking_to_markdown, to_csv, to_latex, to_markdown, to_text
 from l2d.report.tables import name_repeated
+
+FRAMES = {"tables": "cells", "reference": "reference", "paired": "paired", "ranking": "ranking"}  # file -> of a Block
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,8 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report)")
     parser.add_argument(
         "--baseline",
-        metavar="LOSS",
-        help="the loss that all others are compared with, by its name (default: for each loss the vanilla one of its base)",
+        metavar="METHOD",
+        help="what all others are compared with, by its name (default: each with the plain vanilla loss of its base)",
     )
     given = parser.parse_args(arguments)
     with errors_as_sentences():
@@ -39,10 +41,12 @@ def write_report(folders: list[str], out: Path, baseline: str | None = None) -> 
     except OSError as error:
         raise UserError(f"--out={out} cannot be made a folder ({error.strerror}); choose another.") from error
     _write_frame(runs, out / "runs")
-    for name, attribute in (("tables", "cells"), ("reference", "reference"), ("paired", "paired")):
+    for name, attribute in FRAMES.items():
         _write(out / f"{name}.csv", to_csv(pd.concat([getattr(block, attribute) for block in blocks])))
     _write(out / "tables.md", to_markdown(blocks))
     _write(out / "tables.tex", to_latex(blocks))
+    _write(out / "ranking.md", ranking_to_markdown(blocks))
+    _write(out / "ranking.tex", ranking_to_latex(blocks))
     show(to_text(blocks))
     for block in blocks:
         for sentence in findings(block):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
-from l2d.report.style import add_legend, look, short
+from l2d.report.style import add_legend, height, look, short
 
 UNDERFITTING = {
     "expert_aggregation": "Expert aggregation",
@@ -38,7 +38,7 @@ def _with_several_epochs(curves: pd.DataFrame, labels: dict[str, str]) -> dict[s
 def per_epoch(curves: pd.DataFrame, methods: Sequence[str], rows: dict[str, str]) -> Figure:
     """The mean over seeds of each column of `rows` (column -> label), for each number of experts."""
     counts = sorted(set(curves["num_experts"]))
-    figure = Figure(figsize=(2.4 * len(counts) + 1.6, 2.1 * len(rows) + 0.3))
+    figure = Figure(figsize=(2.4 * len(counts) + 1.6, height(2.1 * len(rows) + 0.3, methods)))
     axes = figure.subplots(len(rows), len(counts), squeeze=False, sharex=True, sharey="row")
     for column, num in zip(axes.T, counts, strict=True):
         column[0].set_title(count_of(num), fontsize=9)
@@ -50,5 +50,5 @@ def per_epoch(curves: pd.DataFrame, methods: Sequence[str], rows: dict[str, str]
                 ax.plot(mean.index, mean, label=label(method), **(look(method) | {"marker": ""}))
     for ax, text in zip(axes[:, 0], rows.values(), strict=True):
         ax.set_ylabel(short(text))
-    add_legend(axes[0, -1], axes[0, -1])
+    add_legend(figure, axes[0, -1])
     return figure

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from l2d.atomic import atomic_write
 from l2d.report.blocks import Block
-from l2d.report.cell_figures import coverage_accuracy, deferred_to, one_metric, overview
+from l2d.report.cell_figures import coverage_accuracy, deferred_to, one_metric, overview, ranking
 from l2d.report.epoch_figures import epoch_figures
 from l2d.report.full_figures import full_figures
+from l2d.report.layout import rankings
 from l2d.report.load import load_curves
 from l2d.report.metrics import HEADLINE_SHOWN, ShownMetric
 from l2d.report.style import STYLE
@@ -39,6 +40,8 @@ def block_figures(block: Block) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     if block.finished:
         figures = {figure_name(metric): one_metric(block, metric) for metric in block.metrics}
+        if rankings(block):
+            figures["ranking"] = ranking(block)
         figures["coverage_accuracy"] = coverage_accuracy(block)
         figures["deferred_to"] = deferred_to(block)
         figures |= full_figures(block.runs, block.methods)

@@ -14,7 +14,7 @@ from l2d.errors import notify
 from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import LARGEST
-from l2d.report.style import add_legend, look, short
+from l2d.report.style import add_legend, height, look, short
 from l2d.report.tables import one_per_seed
 from l2d.tracking.read import read_result
 
@@ -114,7 +114,7 @@ def regret(runs: pd.DataFrame, methods: list[str]) -> Figure:
 def reliability(runs: pd.DataFrame, methods: list[str]) -> Figure:
     """Accuracy against confidence with the most experts, the bins of all seeds pooled; the diagonal is calibrated."""
     num = max(runs["num_experts"])
-    figure = Figure(figsize=(8.4, 3.4))
+    figure = Figure(figsize=(8.4, height(3.4, methods)))
     axes = figure.subplots(1, 2, sharey=True)
     for ax, title in zip(axes, ("Classifier", "Asked expert"), strict=True):
         ax.plot([0, 100], [0, 100], color="0.6", linewidth=1)
@@ -137,7 +137,7 @@ def reliability(runs: pd.DataFrame, methods: list[str]) -> Figure:
 def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]) -> Figure:
     """Accuracy at every coverage with the most experts; crosses: prices that keep a budget, found on held-out data."""
     num = max(curves["num_experts"])
-    figure = Figure(figsize=(5.2, 3.6))
+    figure = Figure(figsize=(5.2, height(3.6, methods)))
     ax = figure.subplots()
     for method in methods:
         curve = _over_seeds(curves, method, num)  # [seeds, 2, points]
@@ -156,7 +156,7 @@ def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]
 def posterior(runs: pd.DataFrame, methods: list[str]) -> Figure:
     """The most probable labels in descending order, before experts join (grey) and after, as the paper's figure 1."""
     counts = sorted(set(runs["num_experts"]))
-    figure = Figure(figsize=(2.2 * len(counts) + 1.9, 2.9))
+    figure = Figure(figsize=(2.2 * len(counts) + 1.9, height(2.9, methods)))
     axes = figure.subplots(1, len(counts), squeeze=False, sharey=True)
     for ax, num in zip(axes[0], counts, strict=True):
         before = np.mean([values[0] for values in runs.loc[runs["num_experts"] == num, "values"]], axis=0)  # [labels]

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Run(NamedTuple):
 def load_runs(*folders: str | Path) -> pd.DataFrame:
     """A row per run found at or below the folders.
 
-    `method` is the loss's name, `setting` the other differences between runs of a dataset and pattern. Metrics are those of
+    `method` is the loss's and the system's name, `setting` the other differences between runs of a dataset and pattern. Metrics are those of
     finished runs only; `epoch` is how far a run came. A folder that cannot be read is named on stderr and left out.
     """
     runs = [run for path in _run_folders(folders) if (run := _read(path)) is not None]
@@ -83,7 +84,8 @@ def _read(path: Path) -> Run | None:
         if result.get("schema_version", 1) > NEWEST_SCHEMA:
             raise ValueError(f"schema_version={result['schema_version']} is newer than {NEWEST_SCHEMA}; update l2d")
         chosen |= {key: value for key, value in (result.get("choices") or {}).items() if value is not None}
-        return Run(_row(path, result, config, chosen), block_settings(config, result), method_settings(config, result))
+        row = _row(path, result, config, chosen)
+        return Run(row, block_settings(config, result), method_settings(config, result, chosen))
     except UserError as error:
         notify(f"{error} Its run is left out.")
     except Exception as error:  # of any class: one broken folder must not hide the others
@@ -106,13 +108,14 @@ def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]
             key: str(chosen.get(key) or "") for key in ("dataset", "experts", "backbone", "loss", "formulation", "base")
         },
         **{key: str(chosen.get(key) or "") for key in ("system", "optim")},
-        "method": method_name(chosen),
+        "method": method_name(chosen, config),
         "num_experts": read_whole(num_experts, "num_experts"),
         "seed": read_whole(result.get("seed", chosen.get("seed", 0)), "seed"),
         "status": str(result["status"]),
         **{f"bayes_{k}": read_number(v, f"bayes.{k}") for k, v in (result.get("bayes") or {}).items()},
         "epoch": int(epochs["epoch"].iloc[-1]) if len(epochs) else 0,
         "epochs": read_number(config["trainer"].get("epochs"), "trainer.epochs"),
+        "regret": _regret(result),
         "seconds": read_number(result.get("seconds"), "seconds"),
         "fingerprint": str(result.get("fingerprint") or _fingerprint(config)),
         "error": None if error is None else str(error),
@@ -125,6 +128,17 @@ def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]
     renamed = {metric["name"]: f"own_{metric['name']}" for metric in own if metric["name"] in {*row, *RESERVED}}
     own = [{**metric, "name": renamed.get(metric["name"], metric["name"])} for metric in own]
     return {**row, **{renamed.get(k, k): v for k, v in metrics.items()}, "own_metrics": json.dumps(own)}
+
+
+def _regret(result: dict) -> float:
+    """The expected excess over the best achievable error, from evaluation=full; NaN where it is not known.
+
+    One that cannot be read is named where the figures of its parts are drawn.
+    """
+    try:
+        return read_number((result.get("evaluation") or {})["regret"]["total"], "evaluation.regret.total")
+    except (KeyError, TypeError, ValueError):
+        return math.nan
 
 
 def _fingerprint(config: dict) -> str:

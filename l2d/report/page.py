@@ -16,11 +16,13 @@ from l2d.errors import visible
 from l2d.report.blocks import Block
 from l2d.report.figures import figure_name
 from l2d.report.findings import findings
-from l2d.report.layout import reference_shown, results_tables
+from l2d.report.layout import rankings, reference_shown, results_tables
 from l2d.report.methods import label
+from l2d.report.style import crowded
 from l2d.tracking.read import config_text
 
 CAPTIONS = {
+    "ranking": "The methods in the order of their average system error; bars are one standard deviation over seeds.",
     "coverage_accuracy": "System accuracy against coverage, a point per cell.",
     "training_curves": "Training, mean over seeds.",
     "deferred_to": "Who is deferred to, mean over seeds.",
@@ -30,7 +32,7 @@ CAPTIONS = {
     "posterior": "The most probable labels before experts join (grey) and after, mean over the test set.",
     "underfitting": "What flattens the labels, on one training batch, mean over seeds.",
 }
-WIDE = {"training_curves", "deferred_to", "underfitting", "regret", "reliability"}
+WIDE = {"training_curves", "deferred_to", "underfitting", "regret", "reliability", "ranking"}
 
 
 def write_page(blocks: list[Block], figures: list[list[Path]], out: Path) -> Path:
@@ -52,17 +54,14 @@ def write_page(blocks: list[Block], figures: list[list[Path]], out: Path) -> Pat
 
 
 def _section(block: Block, figures: list[Path], out: Path) -> dict[str, Any]:
-    captions = {
-        figure_name(
-            metric
-        ): f"{metric.label} against the number of experts; bands are one standard deviation over seeds."
-        for metric in block.metrics
-    }
+    bands = "" if crowded(block.methods) else "; bands are one standard deviation over seeds"
+    captions = {figure_name(m): f"{m.label} against the number of experts{bands}." for m in block.metrics}
     return {
         "dataset": block.runs["dataset"].iloc[0],
         "findings": [sentence[0].upper() + sentence[1:] for sentence in findings(block)],
         "tables": results_tables(block),
         "reference": reference_shown(block),
+        "rankings": rankings(block),
         "paired": _paired(block),
         "figures": [_figure(path, {**CAPTIONS, **captions}) for path in figures],
         "headings": [metric.heading for metric in block.metrics],
@@ -89,7 +88,7 @@ def _paired(block: Block) -> dict[str, Any]:
     favour = [
         f"{'below' if metric.better == 'lower' else 'above'} zero for {metric.heading}" for metric in block.metrics
     ]
-    legend = f"In favour of the loss in the first column: {', '.join(favour)}."
+    legend = f"In favour of the method in the first column: {', '.join(favour)}."
     return {"rows": rows, "headings": [metric.heading for metric in block.metrics], "legend": legend}
 
 

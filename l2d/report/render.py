@@ -7,9 +7,21 @@ from typing import Any
 import pandas as pd
 
 from l2d.report.blocks import Block
-from l2d.report.layout import Entry, ReferenceTable, ResultsTable, count_of, mean_std, reference_shown, results_tables
+from l2d.report.layout import (
+    Entry,
+    RankingTable,
+    ReferenceTable,
+    ResultsTable,
+    count_of,
+    mean_std,
+    rankings,
+    reference_shown,
+    results_tables,
+)
 from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
+
+PACKAGES = r"% needs \usepackage{booktabs,graphicx}"
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -27,10 +39,21 @@ def to_markdown(blocks: list[Block]) -> str:
     for block in blocks:
         for table in results_tables(block):
             headings = [md(f"{column} {heading}") for column in table.columns for heading in table.headings]
-            rows = [[md(row.base), str(row.num_experts), *_flat(row.cells, _markdown_entry)] for row in table.rows]
-            parts += [f"## {md(table.title)}", _markdown_table(["Base", "Experts", *headings], rows), md(table.legend)]
+            rows = [[*map(md, row.names), *_flat(row.cells, _markdown_entry)] for row in table.rows]
+            parts += [f"## {md(table.title)}", _markdown_table([*table.names, *headings], rows), md(table.legend)]
         if reference := reference_shown(block):
             parts += [_markdown_table(reference.headings, reference.rows), reference.legend]
+    return "\n\n".join(parts) + "\n"
+
+
+def ranking_to_markdown(blocks: list[Block]) -> str:
+    parts = ["# Ranking"]
+    for table in (table for block in blocks for table in rankings(block)):
+        rows = []
+        for row in table.rows:
+            name = md(row.name) if row.method else f"*{md(row.name)}*"
+            rows.append([row.place, name, *map(_markdown_entry, row.cells)])
+        parts += [f"## {md(table.title)}", _markdown_table(table.headings, rows), md(table.legend)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -49,12 +72,12 @@ def _markdown_table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 def _markdown_entry(entry: Entry) -> str:
-    return f"{f'**{entry.text}**' if entry.better else entry.text} {entry.published}".strip()
+    return f"{f'**{entry.text}**' if entry.better else entry.text} {entry.note}".strip()
 
 
 def to_latex(blocks: list[Block]) -> str:
     """A `table` environment per table, for a document that loads booktabs and graphicx."""
-    parts = [r"% needs \usepackage{booktabs,graphicx}"]
+    parts = [PACKAGES]
     for block in blocks:
         parts += [_latex_results(table) for table in results_tables(block)]
         if reference := reference_shown(block):
@@ -62,20 +85,37 @@ def to_latex(blocks: list[Block]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def ranking_to_latex(blocks: list[Block]) -> str:
+    """A `table` environment per ranking, for a document that loads booktabs and graphicx."""
+    return "\n\n".join([PACKAGES, *(_latex_ranking(table) for block in blocks for table in rankings(block))]) + "\n"
+
+
 def _latex_results(table: ResultsTable) -> str:
     width = len(table.headings)
     groups = " & ".join(rf"\multicolumn{{{width}}}{{c}}{{{tex(name)}}}" for name in table.columns)
-    rules = "".join(rf"\cmidrule(lr){{{width * i + 3}-{width * (i + 1) + 2}}}" for i in range(len(table.columns)))
+    left = len(table.names)
+    firsts = [left + 1 + width * i for i in range(len(table.columns))]
+    rules = "".join(rf"\cmidrule(lr){{{first}-{first + width - 1}}}" for first in firsts)
     heads = [tex(heading) for heading in table.headings] * len(table.columns)
     body: list[str] = []
     for i, row in enumerate(table.rows):
-        new = i == 0 or row.base != table.rows[i - 1].base
-        if new and i:
+        if row.begins and i:
             body.append(r"\midrule")
-        name = tex(row.base) if new else ""
-        body.append(" & ".join([name, str(row.num_experts), *_flat(row.cells, _latex_entry)]) + r" \\")
-    top = [rf" & & {groups} \\", rules, " & ".join([r"Base & \#Exp", *heads]) + r" \\"]
-    return _latex_environment(f"{table.title}. {table.legend}", "ll" + "c" * len(heads), top, body)
+        first, *others = map(tex, row.names)
+        names = [first if row.begins or not others else "", *others]  # a base is not repeated
+        body.append(" & ".join([*names, *_flat(row.cells, _latex_entry)]) + r" \\")
+    names = [r"\#Exp" if name == "Experts" else name for name in table.names]
+    top = [rf"{' & ' * left}{groups} \\", rules, " & ".join([*names, *heads]) + r" \\"]
+    return _latex_environment(f"{table.title}. {table.legend}", "l" * left + "c" * len(heads), top, body)
+
+
+def _latex_ranking(table: RankingTable) -> str:
+    head = " & ".join(map(tex, table.headings)) + r" \\"
+    body = []
+    for row in table.rows:
+        name = tex(row.name) if row.method else rf"\textit{{{tex(row.name)}}}"
+        body.append(" & ".join([row.place, name, *map(_latex_entry, row.cells)]) + r" \\")
+    return _latex_environment(f"{table.title}. {table.legend}", "rl" + "c" * (len(table.headings) - 2), [head], body)
 
 
 def _latex_reference(title: str, table: ReferenceTable) -> str:
@@ -104,12 +144,13 @@ def _latex_environment(caption: str, columns: str, head: list[str], body: list[s
 
 def _latex_entry(entry: Entry) -> str:
     text = rf"\textbf{{{tex(entry.text)}}}" if entry.better else tex(entry.text)
-    return f"{text} {{\\footnotesize {entry.published}}}" if entry.published else text
+    return f"{text} {{\\footnotesize {entry.note}}}" if entry.note else text
 
 
 def tex(text: str) -> str:
     """Text that LaTeX prints as it is."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    special |= {"[": "{[}", "*": "{*}"}  # at the beginning of a row they would belong to the \\ before it
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
     return "".join(special.get(char, char) for char in text)
 
@@ -119,7 +160,10 @@ def _flat(cells: list[tuple[str, list[Entry]]], show: Any) -> list[str]:
 
 
 def to_text(blocks: list[Block]) -> str:
-    """For the terminal: a small table per metric, a column per method, the best achievable value at the right."""
+    """For the terminal: a small table per metric, a column per method, the best achievable value at the right.
+
+    Where methods are too many for columns they are rows, and their ranking follows.
+    """
     parts = []
     for block in blocks:
         seeds = int(block.cells["seeds"].iloc[0])
@@ -129,11 +173,12 @@ def to_text(blocks: list[Block]) -> str:
         if reference := reference_shown(block):
             rows = [[count_of(int(num)), *numbers] for num, *numbers in reference.rows]
             parts.append(_aligned([["to compare with", *reference.headings[1:]], *rows]))
+        parts += [_text_ranking(table) for table in rankings(block) if block.in_rows]
     return "\n\n".join(parts) + "\n"
 
 
 def _one_metric(block: Block, metric: ShownMetric) -> list[list[str]]:
-    """The lines of a metric's table, a row per number of experts."""
+    """The lines of a metric's table, a row per number of experts, or per method where these are many."""
     best = f"bayes_{metric.name}"
     has_best = best in block.cells and block.cells[best].notna().any()
     lines = [[metric.label, *map(label, block.methods), *(["best"] if has_best else [])]]
@@ -141,7 +186,13 @@ def _one_metric(block: Block, metric: ShownMetric) -> list[list[str]]:
         at = {cell["method"]: cell for cell in row.to_dict("records")}
         line = [count_of(num), *(_marked(at.get(method), metric) for method in block.methods)]
         lines.append([*line, *([f"{row[best].iloc[0]:.2f}"] if has_best else [])])
-    return lines
+    return list(map(list, zip(*lines, strict=True))) if block.in_rows else lines
+
+
+def _text_ranking(table: RankingTable) -> str:
+    headings = [table.by, "", *table.headings[2:]]
+    rows = [[row.name, row.place, *(f"{e.text} {e.note}".strip() for e in row.cells)] for row in table.rows]
+    return _aligned([headings, *rows])
 
 
 def _marked(cell: dict[str, Any] | None, metric: ShownMetric) -> str:

@@ -1,12 +1,17 @@
 """The settings that distinguish runs: two runs are averaged as seeds of one cell only if these are equal."""
 
 import json
+from functools import cache
 from typing import Any
 
 import pandas as pd
+import yaml
+from omegaconf import OmegaConf
 
-from l2d.config import flatten
+from l2d.conf_files import group_files
+from l2d.config import flatten, plain
 from l2d.identity import FREE_GROUPS, FREE_KEYS
+from l2d.tracking.read import YAML_LOADER
 
 # The decision rule is applied after training, so it is not part of a run's identity; the metrics depend on it.
 NOT_COMPARED = (FREE_GROUPS - {"rule"}) | {"seed", "loss", "system"}
@@ -30,11 +35,41 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
     return {**flat, **_code(result, method=False), "data": str(digest)[:6] if digest else "unknown"}
 
 
-def method_settings(config: dict, result: dict) -> dict[str, Any]:
-    """The settings in which two runs of a loss of the same name may differ; flat."""
-    system = config.get("system") or {}
-    flat = flatten({**_without(config["loss"], {"name"}), "system": _without(system, {"name", "_target_"})})
-    return {**flat, **_code(result, method=True)}
+def method_settings(config: dict, result: dict, chosen: dict) -> dict[str, Any]:
+    """The settings in which two runs of a method of the same name may differ; flat."""
+    system = complete("system", str(chosen.get("system") or "score"), config)
+    system = {f"system.{key}": value for key, value in system.items() if key != "_target_"}
+    return {**complete("loss", str(chosen.get("loss")), config), **system, **_code(result, method=True)}
+
+
+@cache
+def packaged(group: str) -> dict[str, dict[str, Any]]:
+    """name -> settings of every file in the package's conf/GROUP, unresolved."""
+    files = {}
+    for name, path in group_files()[group].items():
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
+        files[name] = _without(content.get(group, content), {"name", "defaults"})
+    return files
+
+
+def complete(group: str, name: str, config: dict) -> dict[str, Any]:
+    """What the config says of a group, flat; keys that a run of an older version did not have are as in the file of its name."""
+    return {**_resolved(group, name, config), **flatten(_without(config.get(group) or {}, {"name"}))}
+
+
+def overridden(group: str, name: str, settings: dict[str, Any], config: dict) -> list[str]:
+    """The `key=value`s in which flat settings differ from the package's file of this name."""
+    file = _resolved(group, name, config)
+    keys = dict.fromkeys([*settings, *file])
+    return [f"{k}={_text(settings.get(k))}" for k in keys if _text(settings.get(k)) != _text(file.get(k))]
+
+
+def _resolved(group: str, name: str, config: dict) -> dict[str, Any]:
+    """The package's file of this name in a config, flat; empty where there is none."""
+    file = packaged(group).get(name, {})
+    if any("${" in str(value) for value in flatten(file).values()):
+        file = plain(OmegaConf.create({**config, group: file})[group])
+    return flatten(file)
 
 
 def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str, Any]]) -> list[str]:

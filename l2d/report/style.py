@@ -1,19 +1,38 @@
-"""How the figures look: the colour shows the base and the line the formulation; other losses get one by a hash of their name."""
+"""How the figures look: the colour shows the base or the family, the line the formulation; others get theirs by a hash of their name."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from l2d.report.methods import KNOWN
 
 # Okabe and Ito's palette, distinguishable with any colour vision and in grey.
-COLOURS = {"ce": "#0072B2", "ova": "#D55E00"}
-LINES = {"vanilla": "-", "picce": (0, (5, 2)), "pice": (0, (1, 1.2))}
-MARKERS = {"vanilla": "o", "picce": "s", "pice": "^"}
-OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-OTHER_LINES = ("-.", (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
+BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
+DASHED, DOTTED, DASHED_TWICE, LONG = (0, (5, 2)), (0, (1, 1.2)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2))
+COLOURS = {"ce": BLUE, "ova": RED, "gce": GREEN}
+LINES = {"vanilla": "-", "picce": DASHED, "pice": DOTTED, "balanced": "-.", "soft_picce": DASHED_TWICE}
+MARKERS = {"vanilla": "o", "picce": "s", "pice": "^", "balanced": "D", "soft_picce": "v"}
+ALONE: dict[str, tuple[str, Any, str]] = {
+    "mae": (GREEN, LONG, "X"),
+    "decoupled": (PINK, "-", "P"),
+    "asm": (PINK, DASHED, "X"),
+    "rs": (ORANGE, "-", "<"),
+    "rs_gce": (ORANGE, DASHED, ">"),
+    "moe": (ORANGE, DOTTED, "*"),
+    "css": (SKY, "-", "h"),
+    "liu": (SKY, DASHED, "p"),
+    "compare_confidence": (BLACK, "-", "d"),
+    "selective": (BLACK, DASHED, "H"),
+    "population": (BLACK, DOTTED, "8"),
+}
+TWO_STAGE = {"ce": "#5D3A9B", "ova": "#8B2500", "gce": "#1B5E3F"}  # colours of the bases with this system
+OTHER_COLOURS = (GREEN, PINK, ORANGE, SKY)
+OTHER_LINES = ("-.", DASHED_TWICE, LONG)
 OTHER_MARKERS = ("D", "v", "P", "X", "*")
+MANY = 8  # methods; beyond, bands and numbers beside points would hide one another
 MAX_NAME = 60  # characters in a figure
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -33,9 +52,14 @@ STYLE: dict[Any, Any] = {
 
 def look(method: str) -> dict[str, Any]:
     """Colour, line and marker of a method: the same in every report."""
+    loss, _, more = method.partition(" ")
+    if more == "two_stage" and loss in KNOWN:
+        return look(loss) | {"color": TWO_STAGE[KNOWN[loss][1]]}
     if method in KNOWN:
         formulation, base = KNOWN[method]
         return {"color": COLOURS[base], "linestyle": LINES[formulation], "marker": MARKERS[formulation]}
+    if method in ALONE:
+        return dict(zip(("color", "linestyle", "marker"), ALONE[method], strict=True))
     number = zlib.crc32(method.encode())
     number, colour = divmod(number, len(OTHER_COLOURS))
     number, line = divmod(number, len(OTHER_LINES))
@@ -48,8 +72,22 @@ def short(text: str) -> str:
     return text if len(text) <= MAX_NAME else text[: MAX_NAME - 1] + "…"
 
 
-def add_legend(ax: Axes, shown: Axes) -> None:
-    """A legend of what `shown` draws, at the right of `ax`."""
+def crowded(methods: Sequence[str]) -> bool:
+    return len(methods) > MANY
+
+
+def height(least: float, methods: Sequence[str]) -> float:
+    """The height in inches of a figure with a legend of these methods."""
+    return max(least, 0.165 * len(methods) + 0.7)
+
+
+def add_legend(place: Axes | Figure, shown: Axes) -> None:
+    """A legend of what `shown` draws, at the right of a panel or of the whole figure."""
     handles, labels = shown.get_legend_handles_labels()
+    where = (
+        {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+        if isinstance(place, Axes)
+        else {"loc": "outside right center"}
+    )
     if handles:
-        ax.legend(handles, list(map(short, labels)), fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        place.legend(handles, list(map(short, labels)), fontsize=8, handlelength=2.6, **where)

@@ -8,7 +8,7 @@ import pandas as pd
 from l2d.errors import notify
 from l2d.evaluation.metrics import REFERENCE
 from l2d.report.load import BLOCK, CELL
-from l2d.report.methods import base_order, column, loss_name
+from l2d.report.methods import base_order, column, in_rows, loss_name
 from l2d.report.metrics import ShownMetric, shown_metrics
 
 ROW = [*BLOCK, "base", "num_experts"]  # one row of a table
@@ -19,7 +19,7 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
     A cell's `state` is complete, partial (only `n` of the block's `seeds` finished), failed, unfinished or missing; its
     mean and sample standard deviation (n - 1) are over the finished seeds. `<metric>_better` marks the best complete
-    cells of a row at the printed two decimals, where they differ.
+    cells of a row at the printed two decimals, where they differ; where methods are rows, those of a number of experts.
     """
     published, metrics = load_published(), shown_metrics(runs)
     rows = []
@@ -104,6 +104,7 @@ def _better(cells: pd.DataFrame, metric: ShownMetric) -> pd.Series:
     """True at the best complete cells of a row, where not all are equal."""
     sign = -1 if metric.better == "lower" else 1
     value = (sign * cells[metric.name]).round(2).where(cells["state"] == "complete")
-    row = value.groupby([cells[key] for key in ROW])
+    many = cells.groupby(BLOCK)["method"].transform(lambda methods: in_rows(list(methods))).astype(bool)
+    row = value.groupby([cells["base"].mask(many, ""), *(cells[key] for key in ROW if key != "base")])
     best, worst = row.transform("max"), row.transform("min")
     return (value == best) & (best > worst)

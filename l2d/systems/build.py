@@ -8,12 +8,15 @@ from typing import NamedTuple
 from omegaconf import DictConfig
 from torch import nn
 
-from l2d.config import build
+from l2d.config import bind, build
 from l2d.errors import UserError
 from l2d.models.standardise import Standardise
 from l2d.systems.system import System
 from l2d.systems.weights import start_from
 from l2d.task import Task
+
+# What the target of `system` may ask for by name.
+OFFERS = ("num_classes", "num_experts", "backbone", "loss", "num_train", "seed")
 
 
 class Sizes(NamedTuple):
@@ -33,6 +36,14 @@ def load_system(cfg: DictConfig, task: Task) -> System:
     statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
     sizes = Sizes(task.num_classes, task.num_experts, given.shape, task.complete, statistics, len(task.train))
     system = make_system(cfg, sizes)
+    if task.population and not system.about_panel:
+        raise UserError(
+            f"experts.population={task.population.num}: system={cfg.system.get('name')} can only ask the experts it is trained "
+            "with; choose system=population, or experts.population=null."
+        )
+    if system.about_panel:
+        task.context(system.context, cfg.seed)  # refuses experts about whom nothing is known
+        system.train_with(task.train.labels, task.train.answers)
     if cfg.init:
         system.started_from(start_from(system, Path(cfg.init), task.class_names))
     freeze(system, list(cfg.freeze))
@@ -51,13 +62,29 @@ def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> Sy
         return nn.Sequential(OrderedDict(standardise=Standardise(*sizes.statistics), body=body))
 
     offered = {"num_classes": sizes.num_classes, "num_experts": sizes.num_experts}
-    loss = build(cfg, "loss", **offered, complete=sizes.complete)
-    if not callable(loss):
+    uses_loss = uses_a_loss(cfg)
+    if uses_loss and cfg.loss.get("name") == "none":
+        raise UserError(f"loss=none: system={cfg.system.get('name')} needs a loss; choose one, such as loss=picce_ce.")
+    loss = build(cfg, "loss", **offered, complete=sizes.complete) if uses_loss else None
+    if uses_loss and not callable(loss):
         raise UserError(
             f"loss._target_={cfg.loss._target_} makes an object of type {type(loss).__name__}; name what makes a function."
         )
     more = {"backbone": backbone, "loss": loss, "num_train": sizes.num_train, "seed": cfg.seed}
     return build(cfg, "system", System, **offered, **more)
+
+
+def uses_a_loss(cfg: DictConfig) -> bool:
+    """Whether the system of a config asks for the loss of `loss`."""
+    return "loss" in bind(cfg, "system", dict.fromkeys(OFFERS))[1]
+
+
+def check_loss(cfg: DictConfig) -> None:
+    """Refuse a loss that the system does not use: the run would be named by it, and its settings would change nothing."""
+    if cfg.loss.get("name") != "none" and not uses_a_loss(cfg):
+        raise UserError(
+            f"loss={cfg.loss.get('name')}: system={cfg.system.get('name')} does not use it; leave it out, or set loss=none."
+        )
 
 
 def freeze(system: nn.Module, names: list[str]) -> None:

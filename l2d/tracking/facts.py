@@ -25,6 +25,7 @@ def run_facts(cfg: DictConfig, task: Task, system: System, place: Place) -> dict
         "parameters": sum(p.numel() for p in system.parameters()),
         "class_names": task.class_names,
         "experts": task.experts(),
+        **({"population": task.experts(task.population)} if task.population else {}),
         "preprocessing": asdict(task.preprocessing),
         "data": {"digest": data_digest(cfg), **sizes, "complete": task.complete, "truth": task.truth is not None},
         "code": code_digests(settings(cfg)),

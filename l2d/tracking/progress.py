@@ -12,6 +12,7 @@ from rich.text import Text
 
 from l2d.errors import visible
 from l2d.evaluation import REFERENCE
+from l2d.identity import method_parts
 from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
 
 # label -> metric; printed beside the accuracy of the system
@@ -105,8 +106,7 @@ class ProgressReporter:
             return
         metrics, choices, num = result["metrics"], result["choices"], num_experts(result)
         experts = f", {num} expert{'' if num == 1 else 's'}" if num else ""
-        method = [choices["loss"], *([choices["system"]] if choices.get("system", "score") != "score" else [])]
-        title = f"{' '.join(method)}{experts}, seed {choices['seed']}"
+        title = f"{' '.join(method_parts(choices))}{experts}, seed {choices['seed']}"
         rows = [(title, metrics)] + ([("best achievable", result["bayes"])] if result["bayes"] else [])
         width = max(len(title) for title, _ in rows) + 2
         own = [metric["name"] for metric in result.get("own_metrics") or [] if metric["role"] == "headline"]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from l2d.atomic import atomic_write, read_text
 from l2d.errors import UserError, notify
-from l2d.identity import choices
+from l2d.identity import choices, method_parts
 from l2d.tracking.run_folder import HEADLINE, environment, sweep_manifest
 
 START_SECONDS = 5  # how long the start of a run waits for W&B before the run is kept offline
@@ -87,7 +87,7 @@ class WandbTracker:
             "id": read_text(known).strip() if known.exists() and not config["force"] else secrets.token_hex(4),
             "group": sweep[0].stem if sweep else None,
             "job_type": "train",
-            "tags": [str(chosen[key]) for key in ("dataset", "experts", "loss")],
+            "tags": [str(chosen["dataset"]), str(chosen["experts"]), *method_parts(chosen)],
             "config": {**config, "choices": chosen, "code": environment()},
             "dir": str(self.folder),
             "reinit": "create_new",  # a multirun has several runs in one process

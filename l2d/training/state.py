@@ -27,12 +27,13 @@ class TrainingState:
 
     def __init__(self, cfg: DictConfig, system: System, loader: Loader, checkpoints: Checkpoints, stop: StopSignal):
         self.cfg, self.system, self.place, self.checkpoints, self.stop = cfg, system, loader.place, checkpoints, stop
-        if loader.batch_size == 1 and any(isinstance(module, _BatchNorm) for module in system.modules()):
-            raise UserError("Batch norm cannot train on batches of one sample; use a trainer.batch_size of at least 2.")
         self.settings = SimpleNamespace(**plain(cfg.trainer))  # read several times a step; a DictConfig is too slow
         self.stages = system.stages()
         self.frozen = {id(p) for p in system.parameters() if not p.requires_grad}
         self.loaders = [loader if stage.rows is None else loader.take(stage.rows) for stage in self.stages]
+        one = any(each.batch_size == 1 for each in self.loaders)
+        if one and any(isinstance(module, _BatchNorm) for module in system.modules()):
+            raise UserError("Batch norm cannot train on batches of one sample; use a trainer.batch_size of at least 2.")
         self.stage = self.epoch = self.step = self.skipped = 0
         self.rows: list[dict[str, Any]] = []  # of metrics.csv
         self.losses = torch.zeros(max(map(len, self.loaders)), device=self.place.device)  # of the epoch's steps
