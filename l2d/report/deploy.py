@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from l2d.errors import UserError, notify
-from l2d.evaluate import FROM_OUTCOME, changed, find_run
 from l2d.report.load import BLOCK
+from l2d.tracking.trained import FROM_OUTCOME, changed, find_run
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a report without this needs none
     from torch import Tensor

@@ -1,0 +1,138 @@
+"""A trained system on disk: its folder, its setting, and what may be changed when it is used."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from l2d.compose import compose
+from l2d.conf_files import Folders, group_files
+from l2d.config import check
+from l2d.data.load import data_digest
+from l2d.errors import UserError
+from l2d.identity import eight_digits, identity
+from l2d.source import named_code
+from l2d.tracking.read import checked_config, checked_result
+
+WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
+OUTCOME = "outcome.safetensors"
+CALLED = ("dataset", "experts", "backbone", "loss", "system", "rule", "evaluation")  # groups whose targets are called
+FROM_OUTCOME = {"evaluation", "rule", "costs"}  # groups that can change without predicting again
+
+
+class Run(NamedTuple):
+    """A trained system on disk."""
+
+    folder: Path
+    weights: Path | None  # None: the folder as a whole, whose kept outcome may be used
+    config: dict[str, Any]
+    result: dict[str, Any]  # result.json; empty where there is none
+
+
+def find_run(path: str, trust: bool = False) -> Run:
+    """The run in a folder, or the one whose weights these are. Only with `trust` may it name code that is not l2d's own."""
+    given = Path(path)
+    weights = None if given.is_dir() else given
+    folder = given if weights is None else given.parent
+    if not any((folder / name).is_file() for name in (*WEIGHTS, OUTCOME)) or (weights and not weights.is_file()):
+        raise UserError(
+            f"{path} has no weights; give the folder of a run, or its model.safetensors or checkpoint.pt, with its "
+            "config.yaml beside it."
+        )
+    run = Run(folder, weights, saved_config(folder), checked_result(folder) or {})
+    if not trust:
+        refuse_foreign_code(run)
+    refuse_edited(run)
+    return run
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The config.yaml of a run as plain values, those of version 0.1 with today's keys."""
+    file = folder / "config.yaml"
+    saved = OmegaConf.to_container(checked_config(folder), resolve=False)  # a run writes it resolved
+    groups = {"dataset", "experts", "backbone", "loss", "trainer"}
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(group), dict) for group in groups):
+        raise UserError(f"{file} is not the config of a run: it must have {', '.join(sorted(groups))}.")
+    evaluation = saved.get("evaluation")
+    if isinstance(evaluation, dict) and "holdout" in evaluation:
+        saved["held_out"] = evaluation.pop("holdout")
+        evaluation["metrics"] = []
+    return {str(key): value for key, value in saved.items()}
+
+
+def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictConfig, set[str]]:
+    """The saved setting with `changes`, and the groups they touch. A group's name takes that choice as `l2d train`
+    composes it, any other key a value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(changes)
+    for change in parsed:
+        if change.is_add() or change.is_delete() or change.is_sweep_override():
+            raise UserError(f"{change.input_line} is not possible here; give key=value.")
+    known = group_files(config_dirs)
+    groups = [change for change in parsed if change.key_or_group in known]
+    composed = compose([str(change.input_line) for change in groups], config_dirs)
+    chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
+    if "experts" in chosen and "num" in chosen["experts"]:
+        chosen["experts"].num = run.config["experts"].get("num")  # the weights have this many columns
+    defaults = {str(key): value for key, value in composed.items()}  # for settings that the run did not have yet
+    trainer = {"trainer": {**composed.trainer, **run.config["trainer"]}}
+    cfg = DictConfig(defaults | run.config | trainer | chosen)
+    if "pretrained" in cfg.backbone:
+        cfg.backbone.pretrained = False  # nothing to download: the weights come from the file
+    OmegaConf.set_struct(cfg, True)
+    for change in parsed:
+        if change not in groups:
+            try:
+                OmegaConf.update(cfg, change.key_or_group, change.value())
+            except ValueError as error:  # a name below a list
+                raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
+    cfg.init, cfg.freeze = None, []
+    check(cfg)
+    return cfg, {_touched(str(change.key_or_group)) for change in parsed}
+
+
+def _touched(key: str) -> str:
+    """The group of a key; what asking costs is no part of the experts that answered."""
+    return "costs" if key == "experts.costs" else key.partition(".")[0]
+
+
+def refuse_foreign_code(run: Run) -> None:
+    """A run's folder may come from someone else: what its config.yaml names is imported and called."""
+    for key, name in named_code({group: run.config.get(group) or {} for group in CALLED}).items():
+        raise UserError(
+            f"{run.folder / 'config.yaml'} names {key}={name}, which is not part of l2d and would be run; "
+            "if you trust this folder, add trust=true."
+        )
+    if "${" in json.dumps(run.config):
+        raise UserError(f"{run.folder / 'config.yaml'} has a value with ${{...}}; a run writes none, so it was edited.")
+
+
+def refuse_edited(run: Run) -> None:
+    """The config.yaml must be the one of the weights, where that is known: not for version 0.1, nor with `init`."""
+    digest = (run.result.get("data") or {}).get("digest")
+    if digest is None or run.config.get("init"):
+        return
+    whole = identity(DictConfig(run.config), digest)
+    before, now = run.result.get("code") or {}, whole.get("code", {})
+    if before != now:
+        keys = ", ".join(sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)))
+        raise UserError(
+            f"The code that {run.folder / 'config.yaml'} names ({keys}) is not what the run was trained with; restore it, or "
+            "train again."
+        )
+    if eight_digits(whole) != run.result.get("fingerprint"):
+        raise UserError(
+            f"{run.folder / 'config.yaml'} was changed after the run; restore it, and give what should be different as KEY=VALUE."
+        )
+
+
+def refuse_other_data(cfg: DictConfig, run: Run) -> None:
+    """The data of an unchanged setting must be those that the run was trained on."""
+    recorded = (run.result.get("data") or {}).get("digest")
+    if recorded is not None and recorded != data_digest(cfg):
+        raise UserError(
+            f"The data of {run.folder} are no longer those that it was trained on; to evaluate it on what is there now, "
+            "give dataset.root=..."
+        )
