@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -10,8 +11,20 @@ from l2d.errors import Arguments, UserError, errors_as_sentences, show, visible
 from l2d.report.blocks import make_blocks
 from l2d.report.findings import findings
 from l2d.report.load import load_runs
-from l2d.report.render import ranking_to_latex, ranking_to_markdown, to_csv, to_latex, to_markdown, to_text
+from l2d.report.render import (
+    deploy_to_markdown,
+    deploy_to_text,
+    ranking_to_latex,
+    ranking_to_markdown,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_text,
+)
 from l2d.report.tables import name_repeated
+
+if TYPE_CHECKING:
+    from l2d.report.deploy import Deployed
 
 FRAMES = {"tables": "cells", "reference": "reference", "paired": "paired", "ranking": "ranking"}  # file -> of a Block
 
@@ -26,15 +39,23 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="METHOD",
         help="what all others are compared with, by its name (default: each with the plain vanilla loss of its base)",
     )
+    parser.add_argument(
+        "--deploy",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="what should I deploy? All finished systems under one rule and costs: rule=budget rule.defer_at_most=20 experts.costs=0.05",
+    )
     given = parser.parse_args(arguments)
     with errors_as_sentences():
-        write_report(given.folders, given.out, given.baseline)
+        write_report(given.folders, given.out, given.baseline, given.deploy)
 
 
-def write_report(folders: list[str], out: Path, baseline: str | None = None) -> None:
-    """Print the tables and findings of the runs below the folders, and write the report to `out`."""
+def write_report(folders: list[str], out: Path, baseline: str | None = None, changes: list[str] | None = None) -> None:
+    """Print the tables and findings of the runs below the folders, and write the report to `out`; with `changes` also how all
+    finished systems do under that rule and these costs."""
     runs = load_runs(*folders)
     name_repeated(runs)
+    deployed = decide_again(runs, changes) if changes else None
     blocks = make_blocks(runs, baseline)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -51,11 +72,25 @@ def write_report(folders: list[str], out: Path, baseline: str | None = None) -> 
     for block in blocks:
         for sentence in findings(block):
             show(f"{block.title}: {sentence}")
+    if deployed is not None:
+        _write(out / "deploy.csv", to_csv(deployed.ranking))
+        _write(out / "deploy_asked.csv", to_csv(deployed.asked))
+        _write(out / "deploy.md", deploy_to_markdown(deployed))
+        show(deploy_to_text(deployed))
     from l2d.report.figures import draw_figures  # matplotlib loads slowly: after the tables are on the terminal
     from l2d.report.page import write_page
 
-    page = write_page(blocks, draw_figures(blocks, out), out)
+    page = write_page(blocks, draw_figures(blocks, out), out, deployed)
     show(f"\nPage: {page}")
+
+
+def decide_again(runs: pd.DataFrame, changes: list[str]) -> "Deployed":
+    """The systems of a report under other rules and costs; this imports torch."""
+    from l2d.identity import register_resolvers
+    from l2d.report.deploy import deploy
+
+    register_resolvers()
+    return deploy(runs, changes)
 
 
 def _write_frame(frame: pd.DataFrame, path: Path) -> None:

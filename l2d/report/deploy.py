@@ -1,6 +1,7 @@
 """What should I deploy? All finished systems of a report under one rule and the same costs, best first."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import pandas as pd
 
 from l2d.errors import UserError, notify
 from l2d.report.load import BLOCK
+from l2d.report.methods import label
 from l2d.tracking.trained import FROM_OUTCOME, changed, find_run
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a report without this needs none
@@ -16,6 +18,12 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a report without this ne
     from l2d.evaluation.outcome import Outcome
 
 CELL = ["num_experts", "method"]
+HEADINGS = ["", "Method", "Cost per 100 cases", "behind the best", "Error (%)", "Coverage (%)", "Questions", "Seeds"]
+MOST_CLASSES = 8  # shown of those that the best method asks about most
+LEGEND = (
+    "Every finished system decides under the same rule and the same costs. Cost is what errors and questions cost together; in brackets 95 percent "
+    "intervals over other test sets of the same size (bootstrap), those of the differences paired by sample. Below, whom the best method asks, and about which classes."
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,12 @@ class Deployed:
 
     ranking: pd.DataFrame
     asked: pd.DataFrame
+    changes: str  # the rule and the costs, as they were given
+    legend: str = LEGEND
+
+    @cached_property
+    def tables(self) -> "list[DeployTable]":
+        return _tables(self)
 
 
 def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
@@ -42,7 +56,54 @@ def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
         ranking += [{**block, **row} for row in rows]
         best = [outcome for row, outcome in here if row["method"] == rows[0]["method"]]
         asked += [{**block, "method": rows[0]["method"], **row} for row in _asked(best)]
-    return Deployed(pd.DataFrame(ranking), pd.DataFrame(asked))
+    return Deployed(pd.DataFrame(ranking), pd.DataFrame(asked), " ".join(changes))
+
+
+@dataclass(frozen=True)
+class DeployTable:
+    """A table as it is shown: texts alone."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    asked_headings: list[str]
+    asked: list[list[str]]  # of the best method
+
+
+def _tables(deployed: Deployed) -> list[DeployTable]:
+    """One for each block and number of experts."""
+    tables = []
+    for key, group in deployed.ranking.groupby([*BLOCK, "num_experts"], sort=False):
+        dataset, experts, setting, num = key
+        title = f"{dataset}, {experts} experts, J={num}" + (f" ({setting})" if setting else "")
+        rows = [
+            [
+                str(row["rank"]),
+                label(row["method"]),
+                f"{row['system_cost']:.2f} [{row['low']:.2f}, {row['high']:.2f}]",
+                _behind(row),
+                *(f"{row[name]:.2f}" for name in ("system_error", "coverage", "questions")),
+                str(row["seeds"]),
+            ]
+            for row in group.to_dict("records")
+        ]
+        here = deployed.asked[(deployed.asked[[*BLOCK, "num_experts"]] == list(key)).all(axis=1)]
+        classes = [name for name in here if name.startswith("class ") and here[name].notna().all()]
+        most = here[classes].max().sort_values(ascending=False, kind="stable").index[:MOST_CLASSES].tolist()
+        asked = [
+            [row["expert"], f"{row['asked']:.1f}", *(f"{row[name]:.1f}" for name in most)]
+            for row in here.to_dict("records")
+        ]
+        headings = ["Expert", "asked (%)", *(name.removeprefix("class ") for name in most)]
+        tables.append(DeployTable(title, HEADINGS, rows, headings, asked))
+    return tables
+
+
+def _behind(row: dict[str, Any]) -> str:
+    if row["rank"] == 1:
+        return ""
+    low, high = row["behind_low"], row["behind_high"]
+    return f"{row['behind']:.2f}" + ("" if low is None or pd.isna(low) else f" [{low:.2f}, {high:.2f}]")
 
 
 def _finished(runs: pd.DataFrame) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import base64
 import os
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pandas as pd
@@ -21,6 +21,9 @@ from l2d.report.methods import label
 from l2d.report.style import crowded
 from l2d.tracking.read import config_text
 
+if TYPE_CHECKING:
+    from l2d.report.deploy import Deployed
+
 CAPTIONS = {
     "ranking": "The methods in the order of their average system error; bars are one standard deviation over seeds.",
     "coverage_accuracy": "System accuracy against coverage, a point per cell.",
@@ -35,8 +38,8 @@ CAPTIONS = {
 WIDE = {"training_curves", "deferred_to", "underfitting", "regret", "reliability", "ranking"}
 
 
-def write_page(blocks: list[Block], figures: list[list[Path]], out: Path) -> Path:
-    """Write index.html with the PNGs `figures` of each block; return its path."""
+def write_page(blocks: list[Block], figures: list[list[Path]], out: Path, deployed: "Deployed | None" = None) -> Path:
+    """Write index.html with the PNGs `figures` of each block and, where that was asked for, what to deploy; return its path."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("l2d.report").joinpath("page.html").read_text(encoding="utf-8"))
     runs = pd.concat([block.runs for block in blocks])
@@ -46,6 +49,7 @@ def write_page(blocks: list[Block], figures: list[list[Path]], out: Path) -> Pat
         datasets=sorted(set(runs["dataset"])),
         methods=sorted(set(runs["method"])),
         environments=_environments(runs),
+        deployed=deployed,
         version=l2d.__version__,
         count=len(runs),
     )

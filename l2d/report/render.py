@@ -2,7 +2,7 @@
 
 import html
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -22,6 +22,9 @@ from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
 
 PACKAGES = r"% needs \usepackage{booktabs,graphicx}"
+
+if TYPE_CHECKING:
+    from l2d.report.deploy import Deployed
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -55,6 +58,24 @@ def ranking_to_markdown(blocks: list[Block]) -> str:
             rows.append([row.place, name, *map(_markdown_entry, row.cells)])
         parts += [f"## {md(table.title)}", _markdown_table(table.headings, rows), md(table.legend)]
     return "\n\n".join(parts) + "\n"
+
+
+def deploy_to_markdown(deployed: "Deployed") -> str:
+    """What to deploy under one rule and costs, best first."""
+    parts = ["# What should I deploy?", f"Under `{md(deployed.changes)}`. {deployed.legend}"]
+    for table in deployed.tables:
+        parts.append(f"## {md(table.title)}")
+        parts.append(_markdown_table(table.headings, [list(map(md, row)) for row in table.rows]))
+        parts.append(_markdown_table(list(map(md, table.asked_headings)), [list(map(md, row)) for row in table.asked]))
+    return "\n\n".join(parts) + "\n"
+
+
+def deploy_to_text(deployed: "Deployed") -> str:
+    """The same for the terminal."""
+    parts = [f"\nWhat should I deploy? Under {deployed.changes}:"]
+    for table in deployed.tables:
+        parts += ["", table.title, _aligned([table.headings, *table.rows])]
+    return "\n".join(parts)
 
 
 def md(text: str) -> str:
