@@ -61,16 +61,19 @@ class Needs(NamedTuple):
 
     vouches_for: Literal["all", "top", "none"]  # all: it compares experts; top: the best one with the classes
     held_out: bool  # it is fitted
+    per_expert: str | None = None  # a setting of it that names experts
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Decision])
 
 
-def needs(vouches_for: Literal["all", "top", "none"], held_out: bool = False) -> Callable[[Rule], Rule]:
+def needs(
+    vouches_for: Literal["all", "top", "none"], held_out: bool = False, per_expert: str | None = None
+) -> Callable[[Rule], Rule]:
     """Mark a rule with what it needs, so that a run that lacks it is refused before it is trained."""
 
     def mark(rule: Rule) -> Rule:
-        rule.needs = Needs(vouches_for, held_out)  # type: ignore[attr-defined]
+        rule.needs = Needs(vouches_for, held_out, per_expert)  # type: ignore[attr-defined]
         return rule
 
     return mark

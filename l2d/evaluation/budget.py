@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from l2d.decisions import price_for
 from l2d.evaluation.outcome import Outcome
 
 
@@ -33,12 +34,6 @@ def curve_summary(coverage: Tensor, accuracy: Tensor, points: int) -> dict[str, 
         "coverage": grid.tolist(),
         "accuracy": [None if np.isnan(value) else value for value in height.tolist()],
     }
-
-
-def price_for(margin: Tensor, at_most: float) -> float:
-    """The lowest price at which at most `at_most` percent of samples with these gains [N] are deferred."""
-    ranked = margin.sort(descending=True).values  # [N]
-    return ranked[min(int(at_most * len(ranked) // 100), len(ranked) - 1)].item()
 
 
 def under_budget(outcome: Outcome, held_out: Outcome, budgets: list[float]) -> list[dict[str, float | None]]:

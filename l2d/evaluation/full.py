@@ -1,13 +1,18 @@
 """evaluation=full: everything beyond the metrics that one outcome can tell, ready for JSON."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
+import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from l2d.decisions import best
 from l2d.errors import UserError
+from l2d.evaluation.absence import fewer_experts
 from l2d.evaluation.budget import coverage_curve, curve_summary, under_budget
 from l2d.evaluation.calibration import belief_errors, calibration
+from l2d.evaluation.constrained import constrained
 from l2d.evaluation.outcome import Outcome
 from l2d.evaluation.regret import regret
 from l2d.systems import System
@@ -22,7 +27,7 @@ def full_evaluation(
     labels_shown: Annotated[int, Ge(1)],
     budgets: list[float],
 ) -> dict[str, Any]:
-    """Regret, calibration, underfitting, curve and budgets of an outcome; None stands for what cannot be known.
+    """Regret, calibration, underfitting, curves and budgets of an outcome; None stands for what cannot be known.
 
     The truth gives regret and the beliefs' errors; `held_out`, of samples that were neither trained nor tested on, gives
     the prices that keep the budgets.
@@ -30,15 +35,26 @@ def full_evaluation(
     if not all(0 <= budget <= 100 for budget in budgets):
         raise UserError(f"evaluation.budgets={budgets} must be percentages between 0 and 100.")
     believes, truth = outcome.vouches_for != "none", outcome.truth
+    limited = outcome.decision.facts if "limits" in (outcome.decision.facts or {}) else None
+    free = without_limits(outcome, held_out) if limited else outcome
     return {
         "regret": regret(outcome, truth) if truth else None,
         "estimates": belief_errors(outcome, truth) if truth and believes else None,
         "calibration": calibration(outcome, bins) if believes else None,
         "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
         "posterior": posterior_profile(outcome, system.fitted(outcome.outputs), labels_shown),
-        "curve": curve_summary(*coverage_curve(outcome), curve_points),
-        "budget": under_budget(outcome, held_out, budgets) if held_out else None,
+        "curve": curve_summary(*coverage_curve(free), curve_points),
+        "budget": under_budget(free, held_out, budgets) if held_out else None,
+        "fewer_experts": fewer_experts(free),
+        **({"constrained": constrained(outcome, truth, limited)} if truth and limited else {}),
     }
+
+
+def without_limits(outcome: Outcome, held_out: Outcome | None) -> Outcome:
+    """The outcome of the same beliefs, costs and absences under rule=best: a curve moves the price itself."""
+    there = outcome.decision.gain > -torch.inf  # [N, J]
+    cases = replace(outcome.cases(), available=there, held_out=held_out.cases() if held_out else None)
+    return replace(outcome, decision=best(cases))
 
 
 def posterior_profile(
