@@ -11,7 +11,7 @@ from l2d.decisions.decide import Decision
 
 Array = NDArray[np.float64]
 Chosen = NDArray[np.intp]
-ROUNDING = 1e-12  # of sums of gains: a smaller improvement is none
+ROUNDING = 1e-12  # of sums of gains up to 1: a smaller improvement is none
 
 
 class Allocation(NamedTuple):
@@ -35,27 +35,27 @@ def allocate(free: Decision, room: Tensor) -> Allocation:
     """
     if (free.asked.sum(dim=0) <= room).all():
         return Allocation(free.asked, torch.zeros(len(room), dtype=torch.float64), 0.0)
-    gain, limit = free.gain.double().numpy(), room.double().numpy()  # [N, J], [J]
+    scale = max(1.0, free.gain.max().item())  # so that ROUNDING is one
+    gain = (free.gain.double() / scale).masked_fill(free.gain <= 0, -torch.inf).numpy()  # [N, J]
+    limit = room.double().numpy()  # [J]
     value = np.column_stack([gain, np.zeros(len(gain))])  # [N, J+1]: the last column is to ask nobody
-    chosen = _assigned(gain, np.minimum(limit, len(gain)))  # [N]
+    chosen = _assigned(value, limit)  # [N]
     prices = _prices(value, chosen, limit)  # [J]
-    best = (value - np.append(prices, 0)).max(axis=1)  # [N]
-    paid = np.where(prices > 0, prices, 0) @ np.where(np.isfinite(limit), limit, 0)
-    gap = best.sum() + paid - value[np.arange(len(gain)), chosen].sum()
-    asked = chosen[:, None] == np.arange(gain.shape[1])  # [N, J]
-    return Allocation(torch.from_numpy(asked), torch.from_numpy(prices), float(gap))
+    most = (value - np.append(prices, 0)).max(axis=1).sum() + prices @ np.where(np.isfinite(limit), limit, 0)
+    gap = most - value[np.arange(len(gain)), chosen].sum()
+    asked = chosen[:, None] == np.arange(len(limit))  # [N, J]
+    return Allocation(torch.from_numpy(asked), torch.from_numpy(scale * prices), scale * float(gap))
 
 
-def _assigned(gain: Array, room: Array) -> Chosen:
-    """The expert of each case in an optimal solution, [N]; J: nobody.
+def _assigned(value: Array, room: Array) -> Chosen:
+    """The expert of each case in an optimal solution, [N]; J: nobody, for which a case is worth 0 in the last column of `value`.
 
     Cases come one at a time, and each takes the best chain of moves: it goes to expert j, who is full and passes a case on to
     expert k, .., until a place is left or a case is asked about no more. These are longest paths between J experts, however many
     cases there are, and after each the solution is optimal for the cases that have come.
     """
-    nobody = gain.shape[1]
+    nobody, gain = len(room), value[:, :-1]  # [N, J]
     chosen, left = np.full(len(gain), nobody), room.copy()  # [N], [J]
-    value = np.column_stack([gain, np.zeros(len(gain))])  # [N, J+1]
     move = np.full((nobody, nobody + 1), -np.inf)  # the most that a full expert gains by passing a case on to each
     passed = np.full((nobody, nobody + 1), -1)  # which case that is
     worth, following = _chains(move, left)  # [J], [J]
@@ -63,23 +63,27 @@ def _assigned(gain: Array, room: Array) -> Chosen:
         expert = int((gain[case] + worth).argmax())
         if gain[case, expert] + worth[expert] <= 0:
             continue
-        changed = []
+        came: dict[int, int] = {}  # expert -> the case that it gets
         while expert != nobody:
-            chosen[case] = expert
-            changed.append(expert)
+            assert expert not in came
+            chosen[case], came[expert] = expert, case
             if left[expert] > 0:
                 left[expert] -= 1
                 break
-            case, expert = passed[expert, following[expert]], following[expert]
+            case, expert = passed[expert, following[expert]], int(following[expert])
         else:
             chosen[case] = nobody
-        full = [expert for expert in changed if left[expert] == 0]
+        full = [expert for expert in came if left[expert] == 0]
         for expert in full:
+            gone = np.flatnonzero((passed[expert] < 0) | (chosen[passed[expert]] != expert))
             own = np.flatnonzero(chosen == expert)
-            change = value[own] - gain[own, expert][:, None]  # [n, J+1]
-            change[:, expert] = -np.inf
-            first = change.argmax(axis=0)
-            move[expert], passed[expert] = change[first, np.arange(nobody + 1)], own[first]
+            changes = value[np.ix_(own, gone)] - gain[own, expert][:, None]  # [n, columns]
+            first = changes.argmax(axis=0)
+            move[expert, gone], passed[expert, gone] = changes[first, np.arange(len(gone))], own[first]
+            change = value[came[expert]] - gain[came[expert], expert]  # [J+1]
+            better = change > move[expert]
+            move[expert][better], passed[expert][better] = change[better], came[expert]
+            move[expert, expert] = -np.inf
         if full:
             worth, following = _chains(move, left)
     return chosen
@@ -104,9 +108,8 @@ def _chains(move: Array, left: Array) -> tuple[Array, Chosen]:
 def _prices(value: Array, chosen: Chosen, limit: Array) -> Array:
     """Prices [J] under which every case of an optimal assignment `chosen` [N] prefers its expert; 0 where there is room.
 
-    They are not unique. Where moving a case from j to k would gain move[j, k], price_k >= price_j + move[j, k]: the lowest
-    prices are the longest paths from nobody, the highest those to nobody. Half-way between no case is undecided, if
-    that is possible at all.
+    They are not unique. Where moving a case from j to k would gain move[j, k], price_k >= price_j + move[j, k]: the longest paths
+    from any one expert to all are such prices, minus that to nobody. In their mean no case is undecided, if that is possible.
     """
     nobody = len(limit)
     move = np.full((nobody + 1, nobody + 1), -np.inf)
@@ -119,5 +122,5 @@ def _prices(value: Array, chosen: Chosen, limit: Array) -> Array:
     move[nobody] = move[nobody].clip(min=0)
     for k in range(nobody + 1):
         move = np.maximum(move, move[:, [k]] + move[[k]])
-    low, high = move[nobody, :nobody], -move[:nobody, nobody]
-    return np.where(full, np.where(np.isfinite(high), (low + high) / 2, low), 0).clip(min=0)
+    paths = move[np.isfinite(move[:, nobody])]  # [S, J+1]
+    return np.where(full, (paths - paths[:, [nobody]]).mean(axis=0)[:nobody], 0)

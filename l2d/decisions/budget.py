@@ -6,7 +6,7 @@ from torch import Tensor
 from l2d.decisions.best import valued
 from l2d.decisions.cases import Cases, needs
 from l2d.decisions.decide import Decision
-from l2d.decisions.limits import Percent, given_up, limit_facts
+from l2d.decisions.limits import Percent, given_up, limit_facts, percent
 
 
 @needs("top", held_out=True)
@@ -24,8 +24,8 @@ def budget(cases: Cases, defer_at_most: Percent) -> Decision:
         ["all"],
         torch.tensor([defer_at_most], dtype=torch.float64),
         price=torch.tensor([price], dtype=torch.float64),
-        held_out=100 * fitted_on.at_price(price).deferred.double().mean(dim=0, keepdim=True),
-        load=100 * decision.deferred.double().mean(dim=0, keepdim=True),
+        held_out=percent(fitted_on.at_price(price).deferred),
+        load=percent(decision.deferred),
     )
     return decision._replace(facts={"unit": "percent", **facts, "given_up": given_up(free, decision)})
 

@@ -6,7 +6,7 @@ from l2d.decisions.allocate import ROUNDING, allocate
 from l2d.decisions.best import valued
 from l2d.decisions.cases import Cases, needs
 from l2d.decisions.decide import Decision
-from l2d.decisions.limits import Percent, given_up, limit_facts, per_expert, room_for
+from l2d.decisions.limits import Percent, given_up, limit_facts, per_expert, percent, room_for
 
 
 @needs("all", held_out=True, per_expert="caps")
@@ -21,8 +21,9 @@ def caps(cases: Cases, caps: dict[str, Percent] | Percent) -> Decision:
     assert cases.held_out is not None
     fitted_on = cases.held_out.decide()
     allocation = allocate(fitted_on, room_for(at_most, len(fitted_on.asked)))
+    prices = allocation.prices
     prices = torch.where(
-        allocation.prices > 0, allocation.prices + ROUNDING, 0
+        prices > 0, prices + ROUNDING * prices.clamp(min=1), 0
     )  # a case just worth it is not asked about
     prices = prices.masked_fill(at_most == 0, torch.inf)
     decision, free = cases.decide(prices), cases.decide()
@@ -30,8 +31,8 @@ def caps(cases: Cases, caps: dict[str, Percent] | Percent) -> Decision:
         names,
         at_most,
         price=prices,
-        held_out=100 * cases.held_out.decide(prices).asked.double().mean(dim=0),
-        load=100 * decision.asked.double().mean(dim=0),
+        held_out=percent(cases.held_out.decide(prices).asked),
+        load=percent(decision.asked),
     )
     more = {"given_up": given_up(free, decision), "duality_gap": allocation.gap}
     return decision._replace(facts={"unit": "percent", **facts, **more})

@@ -25,14 +25,20 @@ def per_expert(given: float | Mapping[str, float], names: list[str], key: str) -
     return torch.tensor([given.get(name, torch.inf) for name in names], dtype=torch.float64)
 
 
-def room_for(percent: Tensor, count: int) -> Tensor:
+def room_for(at_most: Tensor, count: int) -> Tensor:
     """How many of `count` cases these percentages allow, [J] whole numbers."""
-    return (percent * count / 100 + 1e-9).floor()
+    return (at_most * count / 100 + 1e-9).floor()
+
+
+def percent(asked: Tensor) -> Tensor:
+    """In how many of 100 cases, [J] from [N, J] bool or [1] from [N]."""
+    return 100 * asked.sum(dim=0).double().reshape(-1) / len(asked)
 
 
 def limit_facts(names: list[str], at_most: Tensor, **columns: Tensor) -> dict[str, Any]:
     """Rows of `limits` ({who, at_most, ..., load, over}, one per entry of at_most [J]; None: no limit), and whether all are kept."""
     over = (columns["load"] - at_most).clamp(min=0)
+    over = torch.where(over < 1e-9, 0, over)  # a percentage is rounded
     columns = {"at_most": at_most, **columns, "over": over}
     rows = [
         {"who": name, **{key: _finite(column[j]) for key, column in columns.items()}} for j, name in enumerate(names)

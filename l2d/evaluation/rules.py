@@ -17,6 +17,7 @@ from l2d.decisions import Cases, Decision, Deployment, Needs
 from l2d.decisions.limits import per_expert
 from l2d.errors import UserError, notify
 from l2d.evaluation.outcome import Outcome
+from l2d.settings import NonNegative, validate
 from l2d.systems import System
 
 # What a target of `rule` may ask for by name.
@@ -46,15 +47,13 @@ def loss_matrix(cfg: DictConfig, num_classes: int) -> Tensor | None:
     given = plain(cfg.rule.get("loss_matrix"))
     if given is None:
         return None
-    shape = f"{num_classes} lists of {num_classes} numbers >= 0, with 0 for the right answers"
-    if (
-        not isinstance(given, list)
-        or [len(row) if isinstance(row, list) else -1 for row in given] != [num_classes] * num_classes
-    ):
-        raise UserError(f"rule.loss_matrix={given} must be {shape}.")
-    matrix = torch.tensor(given, dtype=torch.float64)
-    if not matrix.isfinite().all() or (matrix < 0).any() or matrix.diagonal().any():
-        raise UserError(f"rule.loss_matrix={given} must be {shape}.")
+    validate(list[list[NonNegative]], given, "rule.loss_matrix")
+    square = [len(row) for row in given] == [num_classes] * num_classes
+    matrix = torch.tensor(given if square else [], dtype=torch.float64)
+    if not square or matrix.diagonal().any():
+        raise UserError(
+            f"rule.loss_matrix={given} must be {num_classes} lists of {num_classes} numbers, with 0 for the right answers."
+        )
     return matrix
 
 
