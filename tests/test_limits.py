@@ -405,6 +405,14 @@ def test_a_table_says_who_is_there_in_each_case(under, tmp_path):
     assert same(under(turned).outcomes["test"].decision, decision)
 
 
+def test_a_finished_run_is_reported_again_when_the_table_changes(composed, tmp_path):
+    coverage = []
+    for there in (1, 0, 1):
+        setting = table(tmp_path / "t.csv", [[there] * 3] * 200)
+        coverage.append(run(composed(*SETTING, setting, f"output_dir={tmp_path / 'out'}"))["coverage"])
+    assert coverage[0] == coverage[2] < coverage[1] == 100
+
+
 def test_a_table_with_ids_is_matched_by_them(composed, tmp_path):
     """Rows in any order, and of more cases than there are."""
     setting = table(tmp_path / "t.csv", [[0, 1, 1], [1, 0, 1], [1, 1, 0]], ids=["c", "x", "a"])
