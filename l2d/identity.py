@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from l2d.atomic import read_text
+from l2d.atomic import read_bytes, read_text
 from l2d.config import plain
 from l2d.data.load import data_digest
 from l2d.errors import UserError, notify
@@ -73,10 +73,15 @@ _notify_once = lru_cache(maxsize=32)(notify)  # a plan has many cells
 
 
 def evaluated_with(cfg: DictConfig) -> dict[str, str]:
-    """Identifies the settings that a finished run is reported with: `rule` with the experts' costs, and `evaluation`."""
-    costs = {"costs": plain(cfg.experts.costs)} if cfg.experts.get("costs") is not None else {}
+    """Identifies the settings that a finished run is reported with: `rule` with the experts' costs and who is there, and `evaluation`."""
+    beside: dict[str, Any] = {}
+    if cfg.experts.get("costs") is not None:
+        beside["costs"] = plain(cfg.experts.costs)
+    table = cfg.rule.get("available")
+    if isinstance(table, str) and Path(table).is_file():
+        beside["available"] = hashlib.sha256(read_bytes(Path(table))).hexdigest()
     digests = {}
-    for group, more in (("rule", costs), ("evaluation", {})):
+    for group, more in (("rule", beside), ("evaluation", {})):
         chosen = _canonical({group: plain(cfg[group])})
         digests[group] = eight_digits(chosen | code_digests(chosen) | _canonical(more))
     return digests

@@ -12,9 +12,10 @@ import torch
 
 from l2d.config import build
 from l2d.data import synthetic
+from l2d.decisions import price_for
 from l2d.errors import UserError
 from l2d.evaluation import METRICS, Outcome, bayes_optimum, measure, outcome_of
-from l2d.evaluation.budget import coverage_curve, curve_summary, price_for, under_budget
+from l2d.evaluation.budget import coverage_curve, curve_summary, under_budget
 from l2d.evaluation.calibration import belief_errors, calibration, reliability
 from l2d.evaluation.full import full_evaluation, posterior_profile
 from l2d.evaluation.regret import regret

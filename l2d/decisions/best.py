@@ -17,25 +17,33 @@ def best(cases: Cases) -> Decision:
 
     Without a loss matrix an error costs 1, and this is argmax of [eta, Acc - cost].
     """
-    if cases.deployment.loss_matrix is None:
-        return cases.decide()
-    return replace(cases, beliefs=utilities(cases, cases.deployment.loss_matrix)).decide()
+    return valued(cases).decide()
 
 
-def utilities(cases: Cases, matrix: Tensor) -> Tensor:
-    """1 minus the expected loss of every action, [N, K+J].
-
-    Of class k that is sum_y eta_y L[y, k]. Of expert j it is (1 - Acc_j) s_j: how often it errs, times what its errors cost,
-    by its confusions C_j on held-out data: s_j = sum_y eta_y sum_m C_j[y, m] L[y, m] / sum_y eta_y (1 - C_j[y, y]).
-    """
-    if cases.held_out is None:
+def valued(cases: Cases) -> Cases:
+    """The cases, and those to fit on, with utilities for beliefs: themselves, if every error costs 1."""
+    matrix, held_out = cases.deployment.loss_matrix, cases.held_out
+    if matrix is None:
+        return cases
+    if held_out is None:
         raise UserError(
             "rule.loss_matrix needs to know which errors experts make, from held-out data; train with held_out=0.2."
         )
+    confusion = confusion_of(held_out)  # [J, K, K]
+    fitted_on = replace(held_out, beliefs=utilities(held_out, matrix, confusion))
+    return replace(cases, beliefs=utilities(cases, matrix, confusion), held_out=fitted_on)
+
+
+def utilities(cases: Cases, matrix: Tensor, confusion: Tensor) -> Tensor:
+    """1 minus the expected loss of every action, [N, K+J]: 1 - (how probable it errs) x (what its errors cost).
+
+    Of class k: (1 - eta_k) sum_y eta_y L[y, k] / sum_{y != k} eta_y, which is sum_y eta_y L[y, k] where eta sums to 1.
+    Of expert j: (1 - Acc_j) sum_y eta_y sum_m C_j[y, m] L[y, m] / sum_y eta_y (1 - C_j[y, y]), by its confusions C_j [K, K].
+    """
     eta, accuracy = cases.beliefs.split([cases.num_classes, cases.num_experts], dim=1)  # [N, K], [N, J]
-    eta = eta / eta.sum(dim=1, keepdim=True).clamp(min=1e-12)
-    confusion = confusion_of(cases.held_out)  # [J, K, K]
-    lost = torch.einsum("jym,ym->jy", confusion, matrix.to(confusion))  # [J, K] expected loss of an answer to class y
-    wrong = 1 - confusion.diagonal(dim1=1, dim2=2)  # [J, K]
-    severity = (eta @ lost.T) / (eta @ wrong.T).clamp(min=1e-12)  # [N, J]
-    return torch.cat([1 - eta @ matrix.to(eta), 1 - (1 - accuracy) * severity], dim=1)
+    matrix, confusion = matrix.to(eta), confusion.to(eta)
+    others = 1 - torch.eye(cases.num_classes, dtype=eta.dtype)  # [K, K]
+    lost = torch.einsum("jym,ym->yj", confusion, matrix)  # [K, J] expected loss of an answer to class y
+    wrong = torch.einsum("jym,ym->yj", confusion, others)  # [K, J]
+    loss, error = eta @ torch.cat([matrix, lost], dim=1), eta @ torch.cat([others, wrong], dim=1)  # [N, K+J], [N, K+J]
+    return 1 - (1 - torch.cat([eta, accuracy], dim=1)) * (loss / error.clamp(min=1e-12))

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from l2d.decisions import price_for
 from l2d.evaluation.outcome import Outcome
 
 
@@ -66,12 +67,6 @@ def augrc(outcome: Outcome) -> float:
     order = outcome.decision.margin.argsort(stable=True)  # [N], the surest first
     wrong = (~outcome.classifier_right).double()[order].cumsum(dim=0)  # [N]
     return 100 * (wrong / len(order)).mean().item()
-
-
-def price_for(margin: Tensor, at_most: float) -> float:
-    """The lowest price at which at most `at_most` percent of samples with these gains [N] are deferred."""
-    ranked = margin.sort(descending=True).values  # [N]
-    return ranked[min(int(at_most * len(ranked) // 100), len(ranked) - 1)].item()
 
 
 def under_budget(outcome: Outcome, held_out: Outcome, budgets: list[float]) -> list[dict[str, float | None]]:

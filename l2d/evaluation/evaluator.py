@@ -1,6 +1,7 @@
 """From a system and a split to everything that a run reports."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -8,11 +9,21 @@ from omegaconf import DictConfig
 
 from l2d.config import bind, build
 from l2d.data import Batch, Loader
+from l2d.decisions import best
 from l2d.errors import UserError
 from l2d.evaluation.bayes import bayes_optimum
 from l2d.evaluation.metrics import METRICS, Metric, measure
 from l2d.evaluation.outcome import Outcome, observe
-from l2d.evaluation.rules import RULE_OFFERS, check_callable, check_rule, deployment_of, rule_needs, rule_of
+from l2d.evaluation.rules import (
+    RULE_OFFERS,
+    check_callable,
+    check_rule,
+    deployment_of,
+    notify_of_guesses,
+    present,
+    rule_needs,
+    rule_of,
+)
 from l2d.identity import evaluated_with
 from l2d.place import Place
 from l2d.systems import System
@@ -47,9 +58,8 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], k
     """Everything that a run reports, from the outputs of `test` and, where it exists, `held_out`."""
     outcomes, truth = decided(cfg, system, predicted, known), known.truth
     outcome, held_out = outcomes["test"], outcomes.get("held_out")
-    single = (
-        outcome.decision.answer is None
-    )  # else several opinions are heard, and may do better than the best single one
+    notify_of_guesses(cfg, system)
+    single = outcome.decision.answer is None  # several opinions may do better than the best single one
     full = None
     if cfg.evaluation._target_:
         full = build(cfg, "evaluation", dict, outcome=outcome, held_out=held_out, system=system)
@@ -70,8 +80,13 @@ def decided(cfg: DictConfig, system: System, predicted: dict[str, Predicted], kn
     check_rule(cfg, system, deployment, "held_out" in predicted)
     outcomes = {}
     if "held_out" in predicted:
-        outcomes["held_out"] = observe(system, predicted["held_out"], deployment=deployment)
-    rule = rule_of(cfg, outcomes.get("held_out"), known.ids)
+        labels = predicted["held_out"].labels
+        without = lambda cases: best(replace(cases, held_out=replace(cases, labels=labels)))  # noqa: E731
+        outcomes["held_out"] = observe(system, predicted["held_out"], without, deployment=deployment)
+    ids, samples = known.ids, predicted["test"].samples
+    if ids is not None and len(ids) != len(samples):  # some images could not be read
+        ids = [ids[i] for i in samples.tolist()]
+    rule = rule_of(cfg, outcomes.get("held_out"), ids)
     outcomes["test"] = observe(system, predicted["test"], rule, known.truth, deployment)
     return outcomes
 
@@ -138,6 +153,7 @@ def check_system(cfg: DictConfig, system: System, task: Task) -> None:
     """Refuse a rule or costs that a system cannot serve, and a system that needs held-out data where there are none."""
     deployment = deployment_of(cfg, task.expert_names, task.class_names)
     check_rule(cfg, system, deployment, task.held_out is not None)
+    present(cfg, task.expert_names, len(task.test), task.test.inputs.ids())  # refuses who cannot be meant
     if system.fitted_on_held_out and task.held_out is None:
         raise UserError(
             f"held_out={cfg.held_out:g}: system={cfg.system.get('name')} is fitted on held-out data after training; set held_out=0.2."

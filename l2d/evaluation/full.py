@@ -1,18 +1,24 @@
 """evaluation=full: everything beyond the metrics that one outcome can tell, ready for JSON."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from l2d.decisions import best
 from l2d.errors import UserError
+from l2d.evaluation.absence import fewer_experts
 from l2d.evaluation.budget import augrc, coverage_curve, curve_summary, question_curve, under_budget
 from l2d.evaluation.calibration import belief_errors, calibration
+from l2d.evaluation.constrained import constrained
 from l2d.evaluation.intervals import interval, resampled_means
 from l2d.evaluation.outcome import Outcome
 from l2d.evaluation.regret import regret
 from l2d.systems import System
+
+CURVES = ("curve", "questions", "budget", "fewer_experts")  # of rules that ask one question at most
 
 
 def full_evaluation(
@@ -24,7 +30,7 @@ def full_evaluation(
     labels_shown: Annotated[int, Ge(1)],
     budgets: list[float],
 ) -> dict[str, Any]:
-    """Regret, calibration, underfitting, curve and budgets of an outcome; None stands for what cannot be known.
+    """Regret, calibration, underfitting, curves and budgets of an outcome; None stands for what cannot be known.
 
     A rule that answers by several opinions has no curves and budgets: they order single questions by what each gains.
     The truth gives regret and the beliefs' errors; `held_out`, of samples that were neither trained nor tested on, gives
@@ -34,19 +40,35 @@ def full_evaluation(
         raise UserError(f"evaluation.budgets={budgets} must be percentages between 0 and 100.")
     one_opinion, truth = outcome.decision.answer is None, outcome.truth
     believes = outcome.vouches_for == "all" or (outcome.vouches_for == "top" and one_opinion)
+    limited = outcome.decision.facts if "limits" in (outcome.decision.facts or {}) else None
+    free = without_limits(outcome, held_out) if limited else outcome
     return {
         "regret": regret(outcome, truth) if truth else None,
         "estimates": belief_errors(outcome, truth) if truth and believes else None,
         "calibration": calibration(outcome, bins) if believes else None,
         "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
         "posterior": posterior_profile(outcome, system.fitted(outcome.outputs), labels_shown),
-        "curve": {**curve_summary(*coverage_curve(outcome), curve_points), "augrc": augrc(outcome)}
-        if one_opinion
-        else None,
-        "questions": question_curve(outcome, curve_points) if one_opinion else None,
         "intervals": intervals(outcome),
-        "budget": under_budget(outcome, held_out, budgets) if held_out and one_opinion else None,
+        **(curves(free, held_out, curve_points, budgets) if one_opinion else dict.fromkeys(CURVES)),
+        **({"constrained": constrained(outcome, truth, limited)} if truth and limited else {}),
     }
+
+
+def curves(outcome: Outcome, held_out: Outcome | None, points: int, budgets: list[float]) -> dict[str, Any]:
+    """What becomes of the system as the price of asking and the number of experts change."""
+    return {
+        "curve": {**curve_summary(*coverage_curve(outcome), points), "augrc": augrc(outcome)},
+        "questions": question_curve(outcome, points),
+        "budget": under_budget(outcome, held_out, budgets) if held_out else None,
+        "fewer_experts": fewer_experts(outcome),
+    }
+
+
+def without_limits(outcome: Outcome, held_out: Outcome | None) -> Outcome:
+    """The outcome of the same beliefs, costs and absences under rule=best: a curve moves the price itself."""
+    there = outcome.decision.gain > -torch.inf  # [N, J]
+    cases = replace(outcome.cases(), available=there, held_out=held_out.cases() if held_out else None)
+    return replace(outcome, decision=best(cases))
 
 
 def intervals(outcome: Outcome) -> dict[str, list[float]]:

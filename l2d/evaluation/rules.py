@@ -14,8 +14,9 @@ from l2d.data.manifest import cell_text
 from l2d.data.seeds import mix
 from l2d.data.tables import read_rows
 from l2d.decisions import Cases, Decision, Deployment, Needs
-from l2d.errors import UserError
+from l2d.errors import UserError, notify
 from l2d.evaluation.outcome import Outcome
+from l2d.settings import NonNegative, validate
 from l2d.systems import System
 
 # What a target of `rule` may ask for by name.
@@ -46,15 +47,13 @@ def loss_matrix(cfg: DictConfig, num_classes: int) -> Tensor | None:
     given = plain(cfg.rule.get("loss_matrix"))
     if given is None:
         return None
-    shape = f"{num_classes} lists of {num_classes} numbers >= 0, with 0 for the right answers"
-    if (
-        not isinstance(given, list)
-        or [len(row) if isinstance(row, list) else -1 for row in given] != [num_classes] * num_classes
-    ):
-        raise UserError(f"rule.loss_matrix={given} must be {shape}.")
-    matrix = torch.tensor(given, dtype=torch.float64)
-    if not matrix.isfinite().all() or (matrix < 0).any() or matrix.diagonal().any():
-        raise UserError(f"rule.loss_matrix={given} must be {shape}.")
+    validate(list[list[NonNegative]], given, "rule.loss_matrix")
+    square = [len(row) for row in given] == [num_classes] * num_classes
+    matrix = torch.tensor(given if square else [], dtype=torch.float64)
+    if not square or matrix.diagonal().any():
+        raise UserError(
+            f"rule.loss_matrix={given} must be {num_classes} lists of {num_classes} numbers, with 0 for the right answers."
+        )
     return matrix
 
 
@@ -62,23 +61,20 @@ def rule_of(cfg: DictConfig, held_out: Outcome | None, ids: Sequence[str] | None
     """`rule`, as a function of cases; `ids` are the names of the samples it will decide about."""
 
     def decided(cases: Cases) -> Decision:
-        cases = replace(cases, available=cases.available & present(cfg, cases, ids))
-        fitted_on = None
+        names = cases.deployment.expert_names
+        cases = replace(cases, available=cases.available & present(cfg, names, len(cases.answers), ids))
         if held_out is not None:
             fitted_on = held_out.cases()
-            named = isinstance(plain(cfg.rule.get("available")), list)
-            if named:
-                fitted_on = replace(fitted_on, available=fitted_on.available & present(cfg, fitted_on, None))
-        cases = replace(cases, held_out=fitted_on)
+            there = present(cfg, names, len(fitted_on.answers), ids=None, table=False)
+            cases = replace(cases, held_out=replace(fitted_on, available=fitted_on.available & there))
         return build(cfg, "rule", Decision, **{**cases.offers(), "held_out": held_out})
 
     return decided
 
 
-def present(cfg: DictConfig, cases: Cases, ids: Sequence[str] | None) -> Tensor:
+def present(cfg: DictConfig, names: list[str], count: int, ids: Sequence[str] | None, table: bool = True) -> Tensor:
     """[N, J] who is there: all but those whom `rule.available` leaves out (names, or a file with a column per expert), and but
-    a share `rule.absence` of all (case, expert) at random."""
-    names, count = cases.deployment.expert_names, len(cases.answers)
+    a share `rule.absence` of all (case, expert) at random. Held-out cases stand in no table."""
     available, absence = plain(cfg.rule.get("available")), plain(cfg.rule.get("absence"))
     there = torch.ones(count, len(names), dtype=torch.bool)
     if isinstance(available, list):
@@ -86,12 +82,12 @@ def present(cfg: DictConfig, cases: Cases, ids: Sequence[str] | None) -> Tensor:
         if unknown or not available:
             raise UserError(f"rule.available={available}: the experts are {', '.join(names)}.")
         there &= torch.tensor([name in available for name in names])
-    elif isinstance(available, str):
+    elif isinstance(available, str) and table:
         there &= _listed(available, names, ids, count)
-    elif available is not None:
+    elif available is not None and not isinstance(available, str):
         raise UserError(f"rule.available={available} must be a list of experts, or the path of a table.")
     if absence is not None:
-        if not isinstance(absence, int | float) or not 0 <= absence <= 1:
+        if isinstance(absence, bool) or not isinstance(absence, int | float) or not 0 <= absence <= 1:
             raise UserError(f"rule.absence={absence} must be a share between 0 and 1.")
         generator = torch.Generator().manual_seed(mix(cfg.seed, 7, count))
         there &= torch.rand(count, len(names), generator=generator) >= absence
@@ -120,16 +116,18 @@ def _listed(path: str, names: list[str], ids: Sequence[str] | None, count: int) 
 
 
 def rule_needs(cfg: DictConfig) -> Needs:
-    """What the rule says that it needs; a rule of one's own that says nothing needs nothing."""
+    """What the rule says that it needs; a rule of one's own that says nothing needs nothing. A loss matrix needs the errors of
+    every expert."""
     function, _ = bind(cfg, "rule", dict.fromkeys(RULE_OFFERS))
-    return getattr(function, "needs", Needs("none", False))
+    wanted: Needs = getattr(function, "needs", Needs("none", False))
+    return wanted if cfg.rule.get("loss_matrix") is None else wanted._replace(vouches_for="all", held_out=True)
 
 
 def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out: bool) -> None:
     """Refuse a rule or costs that this system cannot serve."""
     wanted = rule_needs(cfg)
-    method = f"loss={cfg.loss.get('name')} with system={cfg.system.get('name')}"
-    rule = f"rule={cfg.rule.get('name')}"
+    method = _method(cfg)
+    rule = f"rule={cfg.rule.get('name')}" + (" with rule.loss_matrix" if deployment.loss_matrix is not None else "")
     if wanted.held_out and not held_out:
         raise UserError(f"{rule} is fitted on held-out data, and held_out=0; train with held_out=0.2.")
     vouches, costs = (
@@ -151,7 +149,21 @@ def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out
         wanted.check(deployment, plain(cfg.rule))
 
 
+def notify_of_guesses(cfg: DictConfig, system: System) -> None:
+    """Experts may be absent under any method, and not every method knows about those who are left."""
+    absent = [key for key in ("available", "absence") if cfg.rule.get(key) is not None]
+    if absent and system.vouches_for != "all" and rule_needs(cfg).vouches_for != "classes":
+        notify(
+            f"rule.{absent[0]}={plain(cfg.rule[absent[0]])}: {_method(cfg)} gives no estimates of every expert's accuracy, so who is "
+            f"asked in the place of an absent one is a guess; {CHOOSE}"
+        )
+
+
 CHOOSE = "choose loss=balanced_ce, ova or decoupled."
+
+
+def _method(cfg: DictConfig) -> str:
+    return f"loss={cfg.loss.get('name')} with system={cfg.system.get('name')}"
 
 
 def _whose(vouches_for: str) -> str:

@@ -85,7 +85,7 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     for change in parsed:
         if change not in groups:
             try:
-                OmegaConf.update(cfg, change.key_or_group, change.value())
+                OmegaConf.update(cfg, change.key_or_group, change.value(), merge=False)  # {a: 1} is the whole value
             except ValueError as error:  # a name below a list
                 raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
     cfg.init, cfg.freeze = None, []
