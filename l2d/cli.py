@@ -136,7 +136,7 @@ def train_help() -> str:
         for group, option in defaults.items()
         if group in groups and option
     ]
-    own = text.partition("_self_\n")[2].partition("\nhydra:")[0].strip()
+    own = text.partition("\n\n")[2].partition("\nhydra:")[0].strip()  # what follows the list of defaults
     choices = "".join(f"{group}: {', '.join(files)}\n" for group, files in groups.items())
     template = settings["hydra"]["help"]["template"]
     return template.replace("$APP_CONFIG_GROUPS", choices).replace("$CONFIG", "".join(parts) + own)

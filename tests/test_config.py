@@ -571,3 +571,8 @@ def test_values_at_the_edge_are_accepted(composed, key, value):
 def test_choices_are_json_for_every_override(composed, override):
     """A sweep lists them before any cell is refused."""
     assert json.loads(json.dumps(choices(composed(override)))) == choices(composed(override))
+
+
+def test_an_experiment_may_change_what_every_run_has(composed):
+    assert composed("experiment=all_methods").held_out == 0.1
+    assert composed("experiment=all_methods", "held_out=0.3").held_out == 0.3
