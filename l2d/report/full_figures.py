@@ -24,7 +24,15 @@ PARTS = {
     "expert": ("Wrong expert", "#E69F00"),
 }
 # The numbers that a figure reads from an evaluation. KeyError or TypeError: they are not there.
-SHAPES = {"regret": (3,), "calibration": (2, 3, None), "curve": (2, None), "budget": (None, 2), "posterior": (2, None)}
+SHAPES = {
+    "regret": (3,),
+    "calibration": (2, 3, None),
+    "curve": (2, None),
+    "budget": (None, 2),
+    "posterior": (2, None),
+    "questions": (3, None),
+    "fewer_experts": (2, None),
+}
 READ: dict[str, Callable[[dict], Any]] = {
     "regret": lambda e: [e["regret"][part] for part in PARTS],  # [3]
     "calibration": lambda e: [
@@ -32,6 +40,8 @@ READ: dict[str, Callable[[dict], Any]] = {
     ],  # [2, 3, bins]
     "curve": lambda e: [e["curve"]["coverage"], e["curve"]["accuracy"]],  # [2, points]
     "budget": lambda e: [[row["coverage"], 100 - row["system_error"]] for row in e["budget"]],  # [budgets, 2]
+    "questions": lambda e: [e["questions"][key] for key in ("questions", "error", "cost")],  # [3, points]
+    "fewer_experts": lambda e: [e["fewer_experts"][key] for key in ("present", "system_error")],  # [2, J+1]
     "posterior": lambda e: [e["posterior"]["true"] or e["posterior"]["before"], e["posterior"]["after"]],  # [2, labels]
 }
 
@@ -49,6 +59,8 @@ def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
         figures["reliability"] = reliability(parts["calibration"], methods)
     if len(parts["curve"]):
         figures["budget_curve"] = budget_curve(parts["curve"], parts["budget"], methods)
+    if len(parts["questions"]):
+        figures["questions"] = questions(parts["questions"], parts["fewer_experts"], methods)
     if len(parts["posterior"]):
         figures["posterior"] = posterior(parts["posterior"], methods)
     return figures
@@ -150,6 +162,34 @@ def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]
     ax.set_xlabel("Coverage (%)")
     ax.set_ylabel(f"System accuracy (%), {count_of(num)}")
     add_legend(ax, ax)
+    return figure
+
+
+def questions(curves: pd.DataFrame, fewer: pd.DataFrame, methods: list[str]) -> Figure:
+    """With the most experts: error against questions asked, what errors and questions cost together, and error against the
+    number of experts who are there."""
+    num = max(curves["num_experts"])
+    figure = Figure(figsize=(9.6, height(3.2, methods)))
+    axes = figure.subplots(1, 3)
+    for method in methods:
+        style = look(method) | {"marker": ""}
+        curve = _over_seeds(curves, method, num)  # [seeds, 3, points]
+        if curve is not None:
+            asked, error, cost = curve.mean(0)
+            axes[0].plot(asked, error, label=label(method), **style)
+            axes[1].plot(asked, cost, label=label(method), **style)
+        present = _over_seeds(fewer, method, num)  # [seeds, 2, J+1]
+        if present is not None:
+            axes[2].plot(*present.mean(0), label=label(method), **style)
+    for ax, x, y in zip(
+        axes,
+        ("Questions per 100 cases", "Questions per 100 cases", "Experts who are there"),
+        (f"System error (%), {count_of(num)}", "Errors and questions, cost per 100 cases", "System error (%)"),
+        strict=True,
+    ):
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+    add_legend(axes[-1], axes[0])
     return figure
 
 

@@ -1,0 +1,67 @@
+"""What should I deploy: finished systems decided again under one rule, from the command line."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from l2d.report.cli import main as report
+from l2d.train import run
+
+TINY = (
+    "dataset.num_train=300", "dataset.num_test=200", "trainer.epochs=3", "backbone.hidden=16", "experts.num=3", "held_out=0.2",
+    "verbose=false",
+)  # fmt: skip
+
+
+@pytest.fixture
+def runs(composed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for loss in ("ova", "picce_ce"):
+        for seed in (0, 1):
+            run(composed(*TINY, f"loss={loss}", f"seed={seed}"))
+    return Path("outputs")
+
+
+def test_systems_are_ranked_by_what_errors_and_questions_cost(runs, capsys):
+    report([str(runs), "--deploy", "experts.costs=0.1"])
+    out = capsys.readouterr().out
+    assert "What should I deploy? Under experts.costs=0.1:" in out
+    ranking = pd.read_csv("report/deploy.csv")
+    assert sorted(ranking["method"]) == ["ova", "picce_ce"] and ranking["rank"].tolist() == [1, 2]
+    assert (ranking["seeds"] == 2).all() and ranking["system_cost"].is_monotonic_increasing
+    assert ((ranking["low"] < ranking["system_cost"]) & (ranking["system_cost"] < ranking["high"])).all()
+    assert ranking["behind"].tolist()[0] == 0 < ranking["behind"].tolist()[1]
+    spent = 0.1 * ranking["questions"]
+    assert ranking["system_cost"].tolist() == pytest.approx((ranking["system_error"] + spent).tolist())
+    asked = pd.read_csv("report/deploy_asked.csv")
+    assert asked["asked"].sum() == pytest.approx(ranking["questions"].iloc[0])
+    page = Path("report/index.html").read_text()
+    assert "What should I deploy?" in page and "behind the best" in page
+    assert "expert_0" in Path("report/deploy.md").read_text()
+
+
+def test_the_runs_themselves_stay_as_they_were(runs):
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    report([str(runs), "--deploy", "rule=budget", "rule.defer_at_most=10"])
+    assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == before
+    ranking = pd.read_csv("report/deploy.csv")
+    assert len(ranking) == 2 and (ranking["coverage"] > 70).all()
+    assert json.loads(next(runs.rglob("result.json")).read_text())["status"] == "finished"
+
+
+def test_what_a_loss_cannot_do_leaves_its_runs_out_and_says_so(runs, capsys):
+    report([str(runs), "--deploy", "experts.costs=[0.1,0.2,0.3]"])
+    captured = capsys.readouterr()
+    assert captured.err.count("is left out: experts.costs=[0.1, 0.2, 0.3]") == 2 and "picce_ce" in captured.err
+    assert pd.read_csv("report/deploy.csv")["method"].tolist() == ["ova"]
+
+
+@pytest.mark.parametrize("wrong", ["seed=3", "rule=nothing", "experts.costs=-1"])
+def test_changes_that_no_run_can_take_end_in_a_sentence(runs, capsys, wrong):
+    with pytest.raises(SystemExit) as ended:
+        report([str(runs), "--deploy", wrong])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and wrong.partition("=")[0] in err
+    assert not Path("report").exists()
