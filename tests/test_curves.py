@@ -1,5 +1,7 @@
 """Curves over prices and intervals over test samples, against plain loops and known values."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from l2d.evaluation.intervals import interval, resampled_means
 from l2d.evaluation.outcome import observe
 from l2d.losses import DeferralLoss
 from l2d.systems import ScoreSystem
+from l2d.task import Truth
 from l2d.training.loop import Predicted
 
 K, J, N = 3, 2, 200
@@ -59,6 +62,25 @@ def test_system_cost_is_the_error_and_what_was_spent():
     shares = measure(seen, METRICS)
     spent = sum(cost * share for cost, share in zip([0.05, 0.3], shares["deferred_to"], strict=True))
     assert shares["system_cost"] == pytest.approx(shares["system_error"] + spent)
+
+
+def test_no_order_of_questions_errs_less_than_the_optimum_expects():
+    """With the truth as beliefs the curve's own order is the best one; its expected error is the optimum."""
+    rng = torch.Generator().manual_seed(1)
+    eta = torch.rand(N, K, generator=rng, dtype=torch.float64)
+    eta /= eta.sum(dim=1, keepdim=True)
+    truth = Truth(eta, torch.rand(N, J, generator=rng, dtype=torch.float64))
+    seen = replace(outcome(), truth=truth)
+    curve = question_curve(seen, points=N + 1)
+    own, best = eta.max(dim=1).values, truth.accuracy.max(dim=1).values
+    for _ in range(50):
+        order = torch.randperm(N, generator=rng)
+        for asked in (1, 50, 199):
+            value = own.sum() + (best - own)[order[:asked]].sum()
+            at = min(range(N + 1), key=lambda i: abs(curve["questions"][i] - 100 * asked / N))
+            if curve["questions"][at] == pytest.approx(100 * asked / N):
+                assert curve["optimum"][at] <= 100 * (1 - value.item() / N) + 1e-9
+    assert curve["optimum"][0] == pytest.approx(100 * (1 - own.mean().item()))
 
 
 def test_augrc_worked_by_hand():

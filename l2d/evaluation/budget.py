@@ -8,6 +8,7 @@ from torch import Tensor
 
 from l2d.decisions import price_for
 from l2d.evaluation.outcome import Outcome
+from l2d.task import Truth
 
 
 def coverage_curve(outcome: Outcome) -> tuple[Tensor, Tensor]:
@@ -36,9 +37,10 @@ def curve_summary(coverage: Tensor, accuracy: Tensor, points: int) -> dict[str, 
     }
 
 
-def question_curve(outcome: Outcome, points: int) -> dict[str, list[float]]:
+def question_curve(outcome: Outcome, points: int) -> dict[str, list[float] | None]:
     """What a common price on asking does, from nobody asked to everybody: questions, what they cost, error and both together,
-    per 100 cases, on an even grid of questions. Cases are asked about in the order of their gain."""
+    per 100 cases, on an even grid of questions. Cases are asked about in the order of their gain. `optimum` is the least error
+    that so many questions allow, where the truth is known and nobody is absent."""
     order = outcome.decision.margin.argsort(descending=True, stable=True)  # [N]
     total = len(order)
     possible = int((outcome.decision.margin > -torch.inf).sum())
@@ -58,7 +60,15 @@ def question_curve(outcome: Outcome, points: int) -> dict[str, list[float]]:
         "spent": at(spent).tolist(),
         "error": error.tolist(),
         "cost": (error + at(spent)).tolist(),
+        "optimum": _least_error(outcome.truth, asked) if outcome.truth and outcome.costs is None else None,
     }
+
+
+def _least_error(truth: Truth, asked: Tensor) -> list[float]:
+    """Per 100 cases, with so many questions [P]: the largest true gains are asked about."""
+    own, best = truth.eta.max(dim=1).values, truth.accuracy.max(dim=1).values  # [N], [N]
+    gained = torch.cat([own.new_zeros(1), (best - own).sort(descending=True).values.cumsum(dim=0)])  # [N+1]
+    return (100 * (1 - (own.sum() + gained[asked]) / len(own))).tolist()
 
 
 def augrc(outcome: Outcome) -> float:

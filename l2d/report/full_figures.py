@@ -30,7 +30,7 @@ SHAPES = {
     "curve": (2, None),
     "budget": (None, 2),
     "posterior": (2, None),
-    "questions": (3, None),
+    "questions": (4, None),
     "fewer_experts": (2, None),
 }
 READ: dict[str, Callable[[dict], Any]] = {
@@ -40,7 +40,10 @@ READ: dict[str, Callable[[dict], Any]] = {
     ],  # [2, 3, bins]
     "curve": lambda e: [e["curve"]["coverage"], e["curve"]["accuracy"]],  # [2, points]
     "budget": lambda e: [[row["coverage"], 100 - row["system_error"]] for row in e["budget"]],  # [budgets, 2]
-    "questions": lambda e: [e["questions"][key] for key in ("questions", "error", "cost")],  # [3, points]
+    "questions": lambda e: [
+        *(e["questions"][key] for key in ("questions", "error", "spent")),
+        e["questions"].get("optimum") or [None] * len(e["questions"]["error"]),
+    ],  # [4, points]
     "fewer_experts": lambda e: [e["fewer_experts"][key] for key in ("present", "system_error")],  # [2, J+1]
     "posterior": lambda e: [e["posterior"]["true"] or e["posterior"]["before"], e["posterior"]["after"]],  # [2, labels]
 }
@@ -166,29 +169,34 @@ def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]
 
 
 def questions(curves: pd.DataFrame, fewer: pd.DataFrame, methods: list[str]) -> Figure:
-    """With the most experts: error against questions asked, what errors and questions cost together, and error against the
-    number of experts who are there."""
+    """With the most experts: error against questions asked (grey: the least that is possible), against what they cost where they
+    cost anything, and against the number of experts who are there."""
     num = max(curves["num_experts"])
     figure = Figure(figsize=(9.6, height(3.2, methods)))
     axes = figure.subplots(1, 3)
+    optimum = np.array([])
     for method in methods:
         style = look(method) | {"marker": ""}
-        curve = _over_seeds(curves, method, num)  # [seeds, 3, points]
+        curve = _over_seeds(curves, method, num)  # [seeds, 4, points]
         if curve is not None:
-            asked, error, cost = curve.mean(0)
+            asked, error, spent, least = curve.mean(0)
             axes[0].plot(asked, error, label=label(method), **style)
-            axes[1].plot(asked, cost, label=label(method), **style)
+            axes[1].plot(spent, error, label=label(method), **style)
+            if np.isfinite(least).all() and not len(optimum):
+                optimum = np.stack([asked, least])
         present = _over_seeds(fewer, method, num)  # [seeds, 2, J+1]
         if present is not None:
             axes[2].plot(*present.mean(0), label=label(method), **style)
-    for ax, x, y in zip(
+    for ax, x in zip(
         axes,
-        ("Questions per 100 cases", "Questions per 100 cases", "Experts who are there"),
-        (f"System error (%), {count_of(num)}", "Errors and questions, cost per 100 cases", "System error (%)"),
+        ("Questions per 100 cases", "Spent per 100 cases", "Experts who are there"),
         strict=True,
     ):
         ax.set_xlabel(x)
-        ax.set_ylabel(y)
+        ax.set_ylabel("System error (%)")
+    axes[0].set_ylabel(f"System error (%), {count_of(num)}")
+    if len(optimum):
+        axes[0].plot(*optimum, color="0.5", linewidth=1, label="Best achievable")
     add_legend(axes[-1], axes[0])
     return figure
 

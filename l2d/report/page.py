@@ -32,7 +32,7 @@ CAPTIONS = {
     "regret": "Excess over the best achievable error, in its three parts, mean over seeds.",
     "reliability": "Accuracy against the confidence that the scores imply, with the most experts; the diagonal is calibrated.",
     "budget_curve": "System accuracy at every coverage, with the most experts; crosses: budgets, with prices from held-out data.",
-    "questions": "With the most experts: error against the questions asked, largest gains first; what errors and questions cost together (experts.costs); and error with fewer experts present, mean over orders in which they come.",
+    "questions": "With the most experts: error against the questions asked, largest gains first (grey: the least possible), against what they cost, and with fewer experts present, mean over the orders in which they come.",
     "posterior": "The most probable labels before experts join (grey) and after, mean over the test set.",
     "underfitting": "What flattens the labels, on one training batch, mean over seeds.",
 }
