@@ -25,6 +25,9 @@ COMMANDS = {
     "check": Command(
         "l2d.check:main", "loss=NAME [KEY=VALUE ...]", "judge a loss by its exact minimisers on random joints"
     ),
+    "bench": Command(
+        "l2d.bench.cli:main", "[quick|full] [KEY=VALUE ...]", "compare methods on tasks with a known optimum"
+    ),
     "completion": Command("l2d.completion:main", "bash|zsh|fish", "print a script for completion in your shell"),
 }
 EXAMPLES = """\

@@ -45,9 +45,10 @@ def register_plugins() -> None:
     plugins = Plugins.instance()  # first, because it reloads the plugins that it finds
     from hydra_plugins.l2d_parallel import ParallelLauncher
     from hydra_plugins.l2d_slurm import CellLauncher
-    from hydra_plugins.l2d_sweeper import CellSweeper
+    from hydra_plugins.l2d_sweeper import BenchSweeper, CellSweeper
 
     plugins.register(CellLauncher)
+    plugins.register(BenchSweeper)
     plugins.register(CellSweeper)
     plugins.register(ParallelLauncher)
     # Stored, and not a YAML file, which Hydra would compare with the config of hydra-joblib-launcher where that is installed.

@@ -17,6 +17,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from l2d.atomic import atomic_write
+from l2d.cell_configs import CellConfigs
 from l2d.compose import quoted
 from l2d.config import plain
 from l2d.errors import UserError, sentence, show, visible
@@ -50,18 +51,31 @@ class Cell(NamedTuple):
 
 def sweep(launcher: Any, context: HydraContext, config: DictConfig, swept: list[list[str]]) -> Sequence[JobReturn]:
     """Run the cells (`swept` holds the overrides of each) that are not finished; return what the launcher returned."""
-    with StopSignal():  # it may take long
-        cells = plan_cells(context.config_loader, config, swept)
+    cells = plan_cells(context.config_loader, config, swept)
     if config.plan:
-        counts = Counter(cell.action for cell in cells)
-        total = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
-        for cell in cells:
-            show(plan_line(cell.folder, cell.action, cell.why))
-        show(f"{total}: " + ", ".join(f"{count} to {action}" for action, count in counts.items()))
+        show_plan(cells)
         return []
+    returns = run_cells(launcher, context, cells)
+    exit_code = _exit_code([returned._return_value for returned in returns])
+    if exit_code:
+        sys.exit(exit_code)
+    return returns
+
+
+def show_plan(cells: list[Cell]) -> None:
+    """Print what would be done with each cell, and how many of each kind there are."""
+    counts = Counter(cell.action for cell in cells)
+    total = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+    for cell in cells:
+        show(plan_line(cell.folder, cell.action, cell.why))
+    show(f"{total}: " + ", ".join(f"{count} to {action}" for action, count in counts.items()))
+
+
+def run_cells(launcher: Any, context: HydraContext, cells: list[Cell]) -> Sequence[JobReturn]:
+    """Run those that are not finished and print what became of them; return what the launcher returned for these."""
     for output in {str(cell.config.hydra.sweep.dir) for cell in cells}:
         write_manifest(Path(output), [_entry(cell) for cell in cells])
-    todo = [cell for cell in cells if cell.action != "skip"]
+    todo = to_run(cells)
     for cell in cells:
         if cell.action == "skip":
             show(f"finished before  {cell.folder.name}  {cell.why}")
@@ -75,20 +89,29 @@ def sweep(launcher: Any, context: HydraContext, config: DictConfig, swept: list[
     except SweepInterrupted as stop:
         returns, interrupted = stop.returns, stop
     outcomes = [returned._return_value for returned in returns]
-    exit_code = _summarise(todo, outcomes, len(cells) - len(todo), time.monotonic() - started)
+    _summarise(todo, outcomes, len(cells) - len(todo), time.monotonic() - started)
     if interrupted:
         raise interrupted
-    if exit_code:
-        sys.exit(exit_code)
     return returns
+
+
+def to_run(cells: list[Cell]) -> list[Cell]:
+    """Those that are not finished, in the order in which `run_cells` returns them."""
+    return [cell for cell in cells if cell.action != "skip"]
 
 
 def plan_cells(loader: ConfigLoader, config: DictConfig, swept: list[list[str]]) -> list[Cell]:
     """Compose every cell; the same setting twice is one cell, and two settings in one folder are a UserError."""
+    with StopSignal():  # it may take long
+        return _plan_cells(loader, config, swept)
+
+
+def _plan_cells(loader: ConfigLoader, config: DictConfig, swept: list[list[str]]) -> list[Cell]:
     cells: dict[Path, Cell] = {}
+    configs = CellConfigs(loader, config)
     for overrides in swept:
         try:
-            cfg = loader.load_sweep_config(config, overrides)
+            cfg = configs.of(overrides)
         except ValueError as error:  # Hydra raises it for an option that is not a string, such as logger=choice(1,2)
             raise UserError(f"{' '.join(overrides)} cannot be composed: {sentence(error).rstrip('.')}.") from error
         cfg.hydra.sweep.subdir = str(cfg.hydra.sweep.subdir)  # what it resolves to
@@ -205,30 +228,44 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): plain(cfg[key]) for key in cfg if key != "hydra"}
 
 
-def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds: float) -> int:
-    """Print counts and the reason of each failure; return the exit code: 2 if the user can fix all of them, else 1."""
+def _summarise(cells: list[Cell], outcomes: Sequence[Any], skipped: int, seconds: float) -> None:
+    """Print counts and the reason of each failure."""
     counts = Counter({"done": 0, "finished before": skipped, "failed": 0})
     failures, busy = [], []
     for cell, outcome in zip(cells, outcomes, strict=True):
-        if isinstance(outcome, BaseException):
-            outcome = {"error": str(outcome), "by_user": False}
-        if outcome is None:
-            counts["not begun"] += 1
-        elif "stopped_by" in outcome:
-            counts["interrupted"] += 1
-        elif "in_use" in outcome:
-            counts["left to another process"] += 1
+        kind = _kind(outcome)
+        counts[kind] += 1
+        if kind == "left to another process":
             busy.append(outcome["in_use"])
-        elif "error" in outcome:
-            counts["failed"] += 1
-            failures.append((cell, outcome))
-        else:
-            counts["done"] += 1
+        elif kind == "failed":
+            failures.append((cell, failure_of(outcome)))
     show(", ".join(f"{n} {what}" for what, n in counts.items()) + f", in {duration(seconds)}")
     for text in busy:
         show(text)
-    for cell, outcome in failures:
-        print(visible(f"failed: {' '.join(cell.overrides)}: {outcome['error']}"), file=sys.stderr)
-    if counts["interrupted"] or not all(outcome["by_user"] for _, outcome in failures):
+    for cell, failed in failures:
+        print(visible(f"failed: {' '.join(cell.overrides)}: {failed['error']}"), file=sys.stderr)
+
+
+def _kind(outcome: Any) -> str:
+    """What became of a cell."""
+    if outcome is None:
+        return "not begun"
+    if isinstance(outcome, BaseException) or "error" in outcome:
+        return "failed"
+    if "stopped_by" in outcome:
+        return "interrupted"
+    return "left to another process" if "in_use" in outcome else "done"
+
+
+def failure_of(outcome: Any) -> dict[str, Any]:
+    """`error`, and `by_user`: whether the user can fix it."""
+    return {"error": str(outcome), "by_user": False} if isinstance(outcome, BaseException) else outcome
+
+
+def _exit_code(outcomes: Sequence[Any]) -> int:
+    """0 if nothing failed, 2 if the user can fix all failures, else 1."""
+    kinds = {_kind(outcome) for outcome in outcomes}
+    failures = [failure_of(outcome) for outcome in outcomes if _kind(outcome) == "failed"]
+    if "interrupted" in kinds or not all(failed["by_user"] for failed in failures):
         return 1
     return 2 if failures else 0

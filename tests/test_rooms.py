@@ -21,6 +21,8 @@ ROOMS = [
 COMMANDS = {
     "cli",
     "__main__",
+    "bench",
+    "cell_configs",
     "check",
     "completion",
     "evaluate",

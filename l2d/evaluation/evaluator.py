@@ -65,6 +65,7 @@ def evaluate(cfg: DictConfig, system: System, predicted: dict[str, Predicted], k
         full = build(cfg, "evaluation", dict, outcome=outcome, held_out=held_out, system=system)
     result = {
         "metrics": measure(outcome, chosen_metrics(cfg)),
+        "held_out": measure(held_out, METRICS) if held_out else None,
         "bayes": bayes_optimum(truth, outcome.costs) if truth and single else None,
         "decision": outcome.decision.facts,
         "evaluation": full,

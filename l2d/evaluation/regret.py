@@ -7,6 +7,11 @@ from l2d.evaluation.outcome import Outcome
 from l2d.task import Truth
 
 
+def regret_evaluation(outcome: Outcome) -> dict[str, dict[str, float] | None]:
+    """evaluation=regret: the regret alone, ready for JSON; None where the truth is not known."""
+    return {"regret": regret(outcome, outcome.truth) if outcome.truth else None}
+
+
 def regret(outcome: Outcome, truth: Truth) -> dict[str, float] | None:
     """Expected excess error (with costs: excess cost) given x, in three parts >= 0 that add up to it; None where a rule answers
     by more than one opinion, or errors have different prices: that is no choice between the K+J actions.

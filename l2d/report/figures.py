@@ -25,10 +25,10 @@ def draw_figures(blocks: list[Block], out: Path) -> list[list[Path]]:
     drawn = []
     with rc_context(STYLE):
         if finished := [block for block in blocks if block.finished]:
-            _save(overview(finished), out / "overview")
+            save_figure(overview(finished), out / "overview")
         for i, block in enumerate(blocks, 1):
             folder = out / "figures" / f"{i}-{slug(block.title)}"
-            drawn.append([_save(figure, folder / name) for name, figure in block_figures(block).items()])
+            drawn.append([save_figure(figure, folder / name) for name, figure in block_figures(block).items()])
     for folder in (out / "figures").glob("[0-9]*-*"):
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -59,7 +59,8 @@ def slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG and PDF; return the path of the PNG."""
     for kind in ("png", "pdf"):
         write = partial(figure.savefig, format=kind)
         atomic_write(path.with_suffix(f".{kind}"), write, durable=False, make_parents=True)

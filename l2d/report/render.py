@@ -43,9 +43,9 @@ def to_markdown(blocks: list[Block]) -> str:
         for table in results_tables(block):
             headings = [md(f"{column} {heading}") for column in table.columns for heading in table.headings]
             rows = [[*map(md, row.names), *_flat(row.cells, _markdown_entry)] for row in table.rows]
-            parts += [f"## {md(table.title)}", _markdown_table([*table.names, *headings], rows), md(table.legend)]
+            parts += [f"## {md(table.title)}", markdown_table([*table.names, *headings], rows), md(table.legend)]
         if reference := reference_shown(block):
-            parts += [_markdown_table(reference.headings, reference.rows), reference.legend]
+            parts += [markdown_table(reference.headings, reference.rows), reference.legend]
     return "\n\n".join(parts) + "\n"
 
 
@@ -56,7 +56,7 @@ def ranking_to_markdown(blocks: list[Block]) -> str:
         for row in table.rows:
             name = md(row.name) if row.method else f"*{md(row.name)}*"
             rows.append([row.place, name, *map(_markdown_entry, row.cells)])
-        parts += [f"## {md(table.title)}", _markdown_table(table.headings, rows), md(table.legend)]
+        parts += [f"## {md(table.title)}", markdown_table(table.headings, rows), md(table.legend)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -65,8 +65,8 @@ def deploy_to_markdown(deployed: "Deployed") -> str:
     parts = ["# What should I deploy?", f"Under `{md(deployed.changes)}`. {deployed.legend}"]
     for table in deployed.tables:
         parts.append(f"## {md(table.title)}")
-        parts.append(_markdown_table(table.headings, [list(map(md, row)) for row in table.rows]))
-        parts.append(_markdown_table(list(map(md, table.asked_headings)), [list(map(md, row)) for row in table.asked]))
+        parts.append(markdown_table(table.headings, [list(map(md, row)) for row in table.rows]))
+        parts.append(markdown_table(list(map(md, table.asked_headings)), [list(map(md, row)) for row in table.asked]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -74,7 +74,7 @@ def deploy_to_text(deployed: "Deployed") -> str:
     """The same for the terminal."""
     parts = [f"\nWhat should I deploy? Under {deployed.changes}:"]
     for table in deployed.tables:
-        parts += ["", table.title, _aligned([table.headings, *table.rows])]
+        parts += ["", table.title, aligned([table.headings, *table.rows])]
     return "\n".join(parts)
 
 
@@ -87,7 +87,8 @@ def md(text: str) -> str:
     return html.escape(re.sub(r"([\\`*\[\]|])", r"\\\1", text), quote=False)
 
 
-def _markdown_table(headings: list[str], rows: list[list[str]]) -> str:
+def markdown_table(headings: list[str], rows: list[list[str]]) -> str:
+    """A table of texts that are Markdown already."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -190,10 +191,10 @@ def to_text(blocks: list[Block]) -> str:
         seeds = int(block.cells["seeds"].iloc[0])
         what = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         parts.append(f"{block.title}: {what}")
-        parts += [_aligned(_one_metric(block, metric)) for metric in block.metrics]
+        parts += [aligned(_one_metric(block, metric)) for metric in block.metrics]
         if reference := reference_shown(block):
             rows = [[count_of(int(num)), *numbers] for num, *numbers in reference.rows]
-            parts.append(_aligned([["to compare with", *reference.headings[1:]], *rows]))
+            parts.append(aligned([["to compare with", *reference.headings[1:]], *rows]))
         parts += [_text_ranking(table) for table in rankings(block) if block.in_rows]
     return "\n\n".join(parts) + "\n"
 
@@ -213,7 +214,7 @@ def _one_metric(block: Block, metric: ShownMetric) -> list[list[str]]:
 def _text_ranking(table: RankingTable) -> str:
     headings = [table.by, "", *table.headings[2:]]
     rows = [[row.name, row.place, *(f"{e.text} {e.note}".strip() for e in row.cells)] for row in table.rows]
-    return _aligned([headings, *rows])
+    return aligned([headings, *rows])
 
 
 def _marked(cell: dict[str, Any] | None, metric: ShownMetric) -> str:
@@ -223,7 +224,8 @@ def _marked(cell: dict[str, Any] | None, metric: ShownMetric) -> str:
     return mean_std(cell, metric.name) + seeds
 
 
-def _aligned(lines: list[list[str]]) -> str:
+def aligned(lines: list[list[str]]) -> str:
+    """Rows of texts as lines with columns, the first one at the left and the others at the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))])

@@ -28,11 +28,12 @@ def paired_differences(runs: pd.DataFrame, baseline: str | None = None) -> pd.Da
                     difference = (seeds[metric.name] - seeds[f"{metric.name}_other"]).dropna()
                     if n := len(difference):
                         cell = (*block, mine["base"].iloc[0], num, method, other, metric.name)
-                        rows.append((*cell, n, difference.mean(), *_interval(difference)))
+                        rows.append((*cell, n, difference.mean(), *student_interval(difference)))
     return pd.DataFrame(rows, columns=[*CELL, "baseline", "metric", "n", "difference", "low", "high"])
 
 
-def _interval(difference: pd.Series) -> tuple[float, float]:
-    n, mean = len(difference), difference.mean()
-    half = stdtrit(n - 1, 0.975) * difference.std() / math.sqrt(n) if n > 1 else math.nan
+def student_interval(values: pd.Series) -> tuple[float, float]:
+    """The 95% interval of the mean of these values, by Student's t; NaN for one value."""
+    n, mean = len(values), values.mean()
+    half = stdtrit(n - 1, 0.975) * values.std() / math.sqrt(n) if n > 1 else math.nan
     return mean - half, mean + half

@@ -1,0 +1,118 @@
+"""From the runs of a benchmark to its tables: every method on every task, and every method over all tasks."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from l2d.report.statistics import student_interval
+
+
+class Scores(NamedTuple):
+    """`cells`: a row per task and method. `methods`: a row per method, best mean rank first. `comparison`: see Comparison."""
+
+    cells: pd.DataFrame
+    methods: pd.DataFrame
+    comparison: "Comparison"
+
+
+class Comparison(NamedTuple):
+    """Tests over the tasks that all methods can do, with the mean excess of a method on a task as one value."""
+
+    tasks: int
+    friedman: float  # probability of ranks as different as these if the methods were equal; NaN with too few tasks
+    wilcoxon: pd.DataFrame  # [methods, methods]: of each pair, corrected by Holm
+
+
+def score(runs: pd.DataFrame, anchor: str) -> Scores:
+    """The scores of the reported runs. The excess of a run is its regret where the best achievable is known, and else its cost
+    or error; normalised, it is a share of the anchor's mean excess on the same task."""
+    cells = score_cells(runs, anchor)
+    return Scores(cells, score_methods(cells), compare(cells))
+
+
+def excess(runs: pd.DataFrame) -> pd.Series:
+    """Regret; where it is not known, what errors and questions cost; where nothing has a price, the error."""
+    return runs["regret_total"].fillna(runs["system_cost"]).fillna(runs["system_error"]).astype(float)
+
+
+def score_cells(runs: pd.DataFrame, anchor: str) -> pd.DataFrame:
+    """A row per task and method, in their order: the mean excess over `n` seeds with its 95% interval, the mean of the other
+    numbers, the rank on the task (equal ones share the mean rank; who could not finish shares the last ranks), and the reason."""
+    rows = []
+    for (task, method), group in runs.assign(excess=excess(runs)).groupby(["task", "method"], sort=False):
+        done = group[group["error"].isna()]
+        low, high = student_interval(done["excess"]) if len(done) else (np.nan, np.nan)
+        means = done[["excess", "system_error", "coverage", "classifier_accuracy", "seconds"]].astype(float).mean()
+        parts = done[["regret_classifier", "regret_decision", "regret_expert", "best_achievable"]].astype(float).mean()
+        errors = group["error"].dropna()
+        known = bool(done["regret_total"].notna().all()) if len(done) else False
+        facts = {
+            "n": len(done),
+            "low": low,
+            "high": high,
+            "known": known,
+            "error": errors.iloc[0] if len(errors) else None,
+        }
+        rows.append({"task": task, "method": method, **means, **parts, **facts})
+    cells = pd.DataFrame(rows)
+    cells["rank"] = cells.groupby("task")["excess"].transform(lambda e: e.round(4).rank(na_option="bottom"))
+    anchors = cells[cells["method"] == anchor].set_index("task")["excess"]
+    cells["normalised"] = cells["excess"] / cells["task"].map(anchors)
+    return cells
+
+
+def score_methods(cells: pd.DataFrame) -> pd.DataFrame:
+    """A row per method, best mean rank first: mean rank, mean and largest normalised excess and on which task that is, how many
+    tasks it finished and on how many it is the best, mean seconds of a run."""
+    rows = []
+    for method, group in cells.groupby("method", sort=False):
+        done = group.dropna(subset="normalised")
+        worst = done.loc[done["normalised"].idxmax()] if len(done) else None
+        rows.append(
+            {
+                "method": method,
+                "mean_rank": group["rank"].mean(),
+                "mean_normalised": done["normalised"].mean(),
+                "worst_normalised": np.nan if worst is None else worst["normalised"],
+                "worst_task": None if worst is None else worst["task"],
+                "best_on": int((group["rank"] == 1).sum()),
+                "tasks": len(done),
+                "of": len(group),
+                "seconds": done["seconds"].mean(),
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["mean_rank", "mean_normalised"], ignore_index=True)
+
+
+def compare(cells: pd.DataFrame) -> Comparison:
+    """Friedman's test, and Wilcoxon's signed-rank test of every pair of methods with Holm's correction."""
+    from scipy.stats import friedmanchisquare, wilcoxon  # loads slowly
+
+    table = cells.pivot(index="task", columns="method", values="excess").dropna()  # [tasks, methods]
+    methods = list(dict.fromkeys(cells["method"]))
+    corrected = pd.DataFrame(np.nan, index=methods, columns=methods)
+    if len(table) < 2 or len(methods) < 2:
+        return Comparison(len(table), np.nan, corrected)
+    friedman = friedmanchisquare(*table[methods].T.to_numpy()).pvalue if len(methods) > 2 else np.nan
+    pairs = [(a, b) for i, a in enumerate(methods) for b in methods[:i]]
+    raw = []
+    for a, b in pairs:
+        difference = table[a] - table[b]
+        raw.append(wilcoxon(difference).pvalue if (difference != 0).any() else 1.0)
+    for (a, b), p in zip(pairs, holm(raw), strict=True):
+        corrected.loc[a, b] = corrected.loc[b, a] = p
+    return Comparison(len(table), float(friedman), corrected)
+
+
+def holm(probabilities: list[float]) -> list[float]:
+    """Holm's step-down correction, in the order given.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, largest = [0.0] * len(probabilities), 0.0
+    for place, i in enumerate(np.argsort(probabilities, kind="stable")):
+        largest = max(largest, min(1.0, (len(probabilities) - place) * probabilities[i]))
+        corrected[i] = largest
+    return corrected
