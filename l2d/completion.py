@@ -99,4 +99,5 @@ def _settings(before: list[str], word: str) -> list[str]:
         keys = yaml.safe_load(file.read_text()) if file else {}
         return [f"{group}.{key}=" for key in keys if key not in ("defaults", "_target_")]
     keys = [f"{key}=" for key in main if key not in ("defaults", "hydra")]
-    return [*keys, *(f"{group}=" for group in groups), *(f"{group}." for group in groups if group != "experiment")]
+    of_keys = [group for group in groups if group not in ("experiment", "task")]
+    return [*keys, *(f"{group}=" for group in groups), *(f"{group}." for group in of_keys)]

@@ -15,7 +15,7 @@ from l2d.errors import UserError, sentence
 # Keys that the framework reads itself; a target gets them only if it names them.
 OWN_KEYS = {
     "name", "resample", "correlation", "answer_rate", "schedule", "warmup_epochs", "metrics", "annotators", "costs",
-    "population",
+    "population", "distinct", "shift",
 }  # fmt: skip
 # Keys of a group that are the framework's alone, though a target may have a parameter of the same name.
 FRAMEWORK_KEYS = {"rule": {"available", "absence", "loss_matrix"}}

@@ -21,6 +21,8 @@ from l2d.source import code_digests
 FREE_GROUPS = {
     "hydra", "logger", "output_dir", "verbose", "force", "plan", "resume", "evaluation", "rule", "record", "record_mb",
 }  # fmt: skip
+# Keys of `experts` that came later, at the values that change nothing: left out, so that older runs keep their fingerprint.
+NEUTRAL_EXPERTS = {"population": None, "distinct": None, "shift": None, "wrap": False}
 FREE_KEYS = {
     "experts": {"costs"},
     "trainer": {"device", "log_every", "checkpoint_minutes", "checkpoint_epochs", "rank_timeout_minutes"},
@@ -33,10 +35,15 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
     groups = {str(group): plain(cfg[group]) for group in cfg if group not in FREE_GROUPS}
     if isinstance(groups.get("dataset"), dict) and isinstance(groups["dataset"].get("annotators"), str):
         groups["dataset"]["annotators"] = None  # a file, whose content is part of the data
-    if isinstance(groups.get("experts"), dict) and groups["experts"].get("population") is None:
-        groups["experts"].pop("population", None)  # runs from before there was this setting are the same runs
+    if isinstance(groups.get("experts"), dict):
+        groups["experts"] = without_neutral(groups["experts"])
     kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
     return _canonical(kept)
+
+
+def without_neutral(experts: dict[str, Any]) -> dict[str, Any]:
+    """The settings of experts without those that say nothing, which runs of older versions did not have."""
+    return {k: v for k, v in experts.items() if k not in NEUTRAL_EXPERTS or v is not NEUTRAL_EXPERTS[k]}
 
 
 def identity(cfg: DictConfig, data: str | None = None) -> dict[str, Any]:

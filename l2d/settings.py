@@ -52,6 +52,8 @@ class Experts(Group):
     resample: Literal["once", "per_epoch"]
     correlation: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     answer_rate: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    distinct: AtLeast1 | None = None
+    shift: dict[str, Annotated[float, Interval(ge=0, le=1)]] | None = None
     costs: NonNegative | list[NonNegative] | None = None
     population: AtLeast1 | None = None
 

@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from l2d.config import build
+from l2d.config import build, plain
 from l2d.data import MISSING, Dataset, Preprocessing, Split
 from l2d.data.load import load_dataset
 from l2d.errors import UserError, notify
@@ -105,10 +105,11 @@ class Task:
         """The truth on the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated
         experts, and 0 where expert j does not answer, so that it is no use to ask."""
         pixels = getattr(self.test.inputs, "pixels", None)
-        if self.dataset.posterior is None or self.panel.matrix is None or pixels is None:
+        matrix = self.panel.accuracies("test")  # [J, K]
+        if self.dataset.posterior is None or matrix is None or pixels is None:
             return None
         eta = self.dataset.posterior(pixels)  # [N, K]
-        accuracy = eta @ torch.from_numpy(self.panel.matrix).T.to(eta)  # [N, J]
+        accuracy = eta @ torch.from_numpy(matrix).T.to(eta)  # [N, J]
         return Truth(eta, accuracy.masked_fill(self.test.answers == MISSING, 0))
 
     def context(self, size: int, seed: int) -> Split:
@@ -177,14 +178,15 @@ def load_panel(cfg: DictConfig, dataset: Dataset) -> tuple[ExpertPanel, ExpertPa
     """The experts who can be asked and, with `experts.population`, others to train with: of the population + num experts that
     the config makes the first ones, whatever num is."""
     offered = {"dataset": dataset, "num_classes": dataset.num_classes, "groups": dataset.groups, "seed": cfg.seed}
-    own = {key: cfg.experts[key] for key in ("resample", "correlation", "answer_rate") if key in cfg.experts}
+    own = {key: plain(cfg.experts[key]) for key in Drawing._fields if key in cfg.experts}
+    drawing = Drawing(**{**own, "seed": cfg.seed})
     count = cfg.experts.get("population")
     if count is None:
-        return make_panel(build(cfg, "experts", **offered), dataset, Drawing(cfg.seed, **own)), None
+        return make_panel(build(cfg, "experts", **offered), dataset, drawing), None
     whole = cfg.copy()
     if cfg.experts.get("num") is not None:
         whole.experts.num = cfg.experts.num + count
-    panel = make_panel(build(whole, "experts", **offered), dataset, Drawing(cfg.seed, **own))
+    panel = make_panel(build(whole, "experts", **offered), dataset, drawing)
     if panel.num <= count:
         raise UserError(
             f"experts.population={count} leaves nobody to ask of {panel.num} experts; choose at most {panel.num - 1}."

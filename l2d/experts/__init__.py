@@ -2,7 +2,15 @@
 
 from l2d.experts.annotators import grouped, human, mixed
 from l2d.experts.panel import ExpertPanel, make_panel
-from l2d.experts.patterns import accuracy_matrix, disjoint, disjoint_domains, overlapped, overlapped_domains
+from l2d.experts.patterns import (
+    accuracy_matrix,
+    disjoint,
+    disjoint_domains,
+    graded,
+    overlapped,
+    overlapped_domains,
+    with_generalist,
+)
 from l2d.experts.simulator import Drawing, simulate
 
 __all__ = [
@@ -11,6 +19,7 @@ __all__ = [
     "accuracy_matrix",
     "disjoint",
     "disjoint_domains",
+    "graded",
     "grouped",
     "human",
     "make_panel",
@@ -18,4 +27,5 @@ __all__ = [
     "overlapped",
     "overlapped_domains",
     "simulate",
+    "with_generalist",
 ]

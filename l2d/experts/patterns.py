@@ -24,10 +24,14 @@ def disjoint(
     classes_per_expert: Annotated[int, Ge(1)],
     in_domain: Accuracy | tuple[Accuracy, Accuracy],
     in_group: Accuracy,
+    wrap: bool = False,
 ) -> np.ndarray:
-    """Expert j owns its own `classes_per_expert` classes of the group. `in_domain: [first, last]` varies linearly."""
+    """Expert j owns its own `classes_per_expert` classes of the group. `in_domain: [first, last]` varies linearly.
+
+    With `wrap`, experts for whom no classes are left own those of the first ones again.
+    """
     members = _members(groups, group)
-    domains = disjoint_domains(members, num, classes_per_expert)
+    domains = disjoint_domains(members, num, classes_per_expert, wrap)
     return accuracy_matrix(domains, members, num_classes, in_domain, in_group)
 
 
@@ -45,14 +49,51 @@ def overlapped(
     return accuracy_matrix(overlapped_domains(members, num, overlap), members, num_classes, in_domain, in_group)
 
 
-def disjoint_domains(group: Sequence[int], num: int, size: int) -> list[list[int]]:
-    """Expert j gets classes [j * size, (j + 1) * size) of the ordered group."""
-    if num * size > len(group):
+def with_generalist(
+    num: Annotated[int, Ge(2)],
+    num_classes: int,
+    groups: Groups,
+    group: str,
+    overlap: Annotated[int, Ge(0)],
+    in_domain: Accuracy | tuple[Accuracy, Accuracy],
+    in_group: Accuracy,
+    generalist: Accuracy,
+) -> np.ndarray:
+    """The first expert has the accuracy `generalist` on the whole group; the others are overlapped specialists."""
+    members = _members(groups, group)
+    first = accuracy_matrix([members], members, num_classes, generalist, in_group)
+    return np.vstack([first, overlapped(num - 1, num_classes, groups, group, overlap, in_domain, in_group)])
+
+
+def graded(
+    num: Annotated[int, Ge(1)],
+    num_classes: int,
+    groups: Groups,
+    group: str | None,
+    best: Accuracy,
+    others: Accuracy | tuple[Accuracy, Accuracy],
+) -> np.ndarray:
+    """Nobody specialises: the first expert has the accuracy `best` on every class of the group (null: of the dataset), the
+    others have `others`, or from [second, last]."""
+    members = list(range(num_classes)) if group is None else _members(groups, group)
+    first, rest = (
+        accuracy_matrix([members] * count, members, num_classes, accuracy, in_group=0)
+        for count, accuracy in ((1, best), (num - 1, others))
+    )
+    return np.vstack([first, rest])
+
+
+def disjoint_domains(group: Sequence[int], num: int, size: int, wrap: bool = False) -> list[list[int]]:
+    """Expert j gets classes [j * size, (j + 1) * size) of the ordered group; with `wrap`, those of expert j modulo the number
+    of experts that fit."""
+    room = len(group) // size
+    if num > room and not (wrap and room):
+        again = ", or let domains repeat (experts.wrap=true)" if room else ""
         raise UserError(
             f"{num} experts x {size} classes need {num * size} classes, but the group has {len(group)}; "
-            f"at most {len(group) // size} experts fit (experts.num), or fewer classes each (experts.classes_per_expert)."
+            f"at most {room} experts fit (experts.num), or fewer classes each (experts.classes_per_expert){again}."
         )
-    return [list(group[j * size : (j + 1) * size]) for j in range(num)]
+    return [list(group[j % room * size : (j % room + 1) * size]) for j in range(num)]
 
 
 def overlapped_domains(group: Sequence[int], num: int, overlap: int) -> list[list[int]]:

@@ -19,23 +19,35 @@ class Drawing(NamedTuple):
     resample: str = "once"  # or per_epoch
     correlation: float = 0.0  # of their difficulty with a sample, in [0, 1)
     answer_rate: float = 1.0  # the share of answers that are given, in (0, 1]
+    distinct: int | None = None  # the first so many answer for themselves, the others are copies of them in turn
+    shift: dict[str, float] | None = None  # expert -> what its accuracies are multiplied by on the test split
+
+    def originals(self, num: int) -> np.ndarray:
+        """[num] whose answers each of `num` simulated experts gives: its own or, if it is a copy, those of its original.
+
+        >>> Drawing(distinct=2).originals(5).tolist()
+        [0, 1, 0, 1, 0]
+        """
+        return np.arange(num) % (self.distinct or num)
 
 
 def draw(matrix: np.ndarray, labels: np.ndarray, drawing: Drawing, stream: int, epoch: int = 0) -> np.ndarray:
     """The table [N, J] of simulated experts in an epoch, MISSING where one does not answer.
 
-    How difficult a sample is, and who answers it, are facts about the samples of a stream: the same in every epoch.
+    How difficult a sample is, and who answers it, are facts about the samples of a stream: the same in every epoch. A copy
+    says what its original says, and nothing where that one says nothing.
     """
-    seed, _, correlation, answer_rate = drawing
+    seed, correlation, answer_rate = drawing.seed, drawing.correlation, drawing.answer_rate
     difficulty = random_stream(seed, stream, key=DIFFICULTY).standard_normal(len(labels)) if correlation else None
-    table = simulate(matrix, labels, seed, stream + epoch, correlation, difficulty)
+    table = simulate(matrix[: drawing.distinct], labels, seed, stream + epoch, correlation, difficulty)
     if answer_rate < 1:
         for j, column in enumerate(table.T):
             rng = random_stream(seed, stream, j, key=SILENCE)
             for start in range(0, len(column), _CHUNK):
                 part = column[start : start + _CHUNK]
                 part[rng.random(len(part)) >= answer_rate] = MISSING
-    return table
+    copies = table.shape[1] < len(matrix)
+    return table.take(drawing.originals(len(matrix)), axis=1) if copies else table
 
 
 def simulate(

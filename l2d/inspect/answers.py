@@ -81,6 +81,9 @@ def show_dependence(out: Output, answers: Answers, labels: Labels) -> None:
     if len(names) > 1:
         tables = np.stack([a["train"] for a in answers.values()], axis=1)  # [N, J]
         _show_correlation(out, names, error_correlation(tables, labels["train"]))
+        columns = [column.tobytes() for column in tables.T if (column != MISSING).any()]
+        if copies := len(columns) - len(set(columns)):
+            out.print(f"{copies} of {len(names)} experts answer every training sample exactly as another one does.")
     together, alone = [], []
     for s, y in labels.items():
         both = any_right(np.stack([a[s] for a in answers.values()], axis=1), y)

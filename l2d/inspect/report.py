@@ -71,6 +71,9 @@ def check_data(cfg: DictConfig, sheet: Path, decode: int | None) -> None:
         tables = {s: task.panel.answers(s, dataset.splits()[s].labels).numpy() for s in labels}  # [N, J] each
         experts = {name: {s: t[:, j] for s, t in tables.items()} for j, name in enumerate(task.expert_names)}
         notes += show_accuracies(out, "expert", experts, labels, published)
+        if shift := task.panel.drawing.shift:
+            factors = ", ".join(f"{name} {factor:g}" for name, factor in shift.items())
+            out.print(f"On the test split accuracies are multiplied by a factor (experts.shift): {factors}.")
         if task.population:
             known = [fact["train_accuracy"] for fact in task.experts(task.population) if fact["train_answered"]]
             spread_of = f", right on {min(known):.2f} to {max(known):.2f} of their training answers" if known else ""

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from l2d.conf_files import group_files
 from l2d.config import flatten, plain
-from l2d.identity import FREE_GROUPS, FREE_KEYS
+from l2d.identity import FREE_GROUPS, FREE_KEYS, without_neutral
 from l2d.tracking.read import YAML_LOADER
 
 # The decision rule is applied after training, so it is not part of a run's identity; the metrics depend on it.
@@ -30,7 +30,8 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for group, value in {**older, **config}.items():
         if group not in NOT_COMPARED:
-            flat |= flatten({group: _without(value, KEYS_NOT_COMPARED.get(group, set()))})
+            kept = _without(value, KEYS_NOT_COMPARED.get(group, set()))
+            flat |= flatten({group: without_neutral(kept) if group == "experts" and isinstance(kept, dict) else kept})
     digest = (result.get("data") or {}).get("digest")  # absent in older runs, empty where data follow from the settings
     return {**flat, **_code(result, method=False), "data": str(digest)[:6] if digest else "unknown"}
 

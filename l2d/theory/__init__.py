@@ -3,6 +3,7 @@
 from l2d.theory.joints import (
     bayes_decision,
     condition_holds,
+    condition_holds_given,
     independent_experts,
     outcomes,
     overlapping_specialists,
@@ -15,6 +16,7 @@ from l2d.theory.survey import survey
 __all__ = [
     "bayes_decision",
     "condition_holds",
+    "condition_holds_given",
     "conditional_risk",
     "estimates",
     "independent_experts",

@@ -53,6 +53,25 @@ def condition_holds(joint: Tensor) -> bool:
     return all(some_correct(best, *s) > some_correct(j, *s) for j in rest for s in _subsets(rest - {j}))
 
 
+def condition_holds_given(eta: Tensor, matrix: Tensor) -> Tensor:
+    """[N] whether Condition 1 holds at each x of eta [N, K], for experts that err independently given y, by accuracy matrix [J, K].
+
+    Then Pr(some expert of S + {j} is correct) is, up to a constant of S, sum_y eta_y prod_{i in S} (1 - A_iy) A_jy. In float64,
+    over all 2^J sets S: for few experts.
+    """
+    eta, matrix = eta.double(), matrix.to(eta.device).double()
+    best = (eta @ matrix.T).argmax(dim=1, keepdim=True)  # [N, 1]
+    holds = torch.ones(len(eta), dtype=torch.bool, device=eta.device)
+    for s in _subsets(range(len(matrix))):
+        rest = torch.tensor([j for j in range(len(matrix)) if j not in s], device=eta.device)  # [R]
+        if len(rest) > 1:
+            gain = (eta * (1 - matrix[list(s)]).prod(dim=0)) @ matrix[rest].T  # [N, R]
+            is_best = rest == best  # [N, R]; none of a row where the best expert is in S
+            ahead = gain.masked_fill(~is_best, -1).amax(dim=1) > gain.masked_fill(is_best, -1).amax(dim=1)
+            holds &= ahead | ~is_best.any(dim=1)
+    return holds
+
+
 def independent_experts(eta: Tensor, matrix: Tensor) -> Tensor:
     """The joint of labels eta [K] and experts that err independently given y, by accuracy matrix [J, K]."""
     num_classes = len(eta)
