@@ -123,7 +123,11 @@ def parts(cells: pd.DataFrame, experts: int = 20) -> Figure:
         for column, n in enumerate(samples):
             axes = panels[row, column]
             for offset, (kind, alpha) in enumerate((("once", 1.0), ("per_epoch", 0.5))):
-                at = cells[(cells[REGIME[:3]] == [kind, capacity, n]).all(axis=1)].set_index("method").reindex(SHOWN_PARTS)
+                at = (
+                    cells[(cells[REGIME[:3]] == [kind, capacity, n]).all(axis=1)]
+                    .set_index("method")
+                    .reindex(SHOWN_PARTS)
+                )
                 left = pd.Series(0.0, index=SHOWN_PARTS)
                 for part in PARTS:
                     places = [i + 0.38 * offset - 0.19 for i in range(len(SHOWN_PARTS))]
@@ -131,7 +135,9 @@ def parts(cells: pd.DataFrame, experts: int = 20) -> Figure:
                     axes.bar(places, at[part], 0.36, bottom=left, color=colours[part], alpha=alpha, label=named)
                     left += at[part].fillna(0)
             axes.set_title(f"{capacity}, {n:,} samples", fontsize=9)
-            axes.set_xticks(range(len(SHOWN_PARTS)), [NAMES[m] for m in SHOWN_PARTS], rotation=45, ha="right", fontsize=8)
+            axes.set_xticks(
+                range(len(SHOWN_PARTS)), [NAMES[m] for m in SHOWN_PARTS], rotation=45, ha="right", fontsize=8
+            )
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8)
     figure.supylabel(f"regret with {experts} experts (points of system error)", fontsize=9)
@@ -142,7 +148,9 @@ def table(cells: pd.DataFrame) -> str:
     """Markdown: a row per regime, the regret of every method; bold is the best, and what is as good."""
     methods = [m for m in NAMES if m in set(cells["method"])]
     rows = []
-    order = cells.assign(place=cells["capacity"].map(CAPACITIES.index)).sort_values(["resample", "place", "samples", "experts"])
+    order = cells.assign(place=cells["capacity"].map(CAPACITIES.index)).sort_values(
+        ["resample", "place", "samples", "experts"]
+    )
     for (kind, capacity, n, j), at in order.groupby(REGIME, sort=False):
         by = at.set_index("method")
         row = [str(kind), str(capacity), f"{n:,}", str(j), f"{by['best'].iloc[0]:.1f}"]
@@ -164,7 +172,15 @@ def summary(cells: pd.DataFrame) -> str:
         mine = several[several["method"] == method]
         worst = mine.loc[mine["behind"].idxmax()]
         where = f"{worst['capacity']}, {worst['samples']:,}, J={worst['experts']}, {worst['resample']}"
-        rows.append([label(method), str((mine["behind"] <= CLOSE).sum()), f"{mine['behind'].mean():.2f}", f"{worst['behind']:.1f}", where])
+        rows.append(
+            [
+                label(method),
+                str((mine["behind"] <= CLOSE).sum()),
+                f"{mine['behind'].mean():.2f}",
+                f"{worst['behind']:.1f}",
+                where,
+            ]
+        )
     return markdown_table(["method", f"best or within {CLOSE}", "mean behind", "most behind", "where"], rows)
 
 

@@ -76,8 +76,7 @@ def heat_map(scores: Scores) -> Figure:
     table, ranks = table.loc[order, tasks], ranks.loc[order, tasks]
     figure = Figure(figsize=(1.6 + 0.62 * len(tasks), 1.5 + 0.26 * len(order)))
     axes = figure.subplots()
-    colours = matplotlib.colormaps["RdBu_r"].copy()
-    colours.set_bad("#e8ecf0")
+    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#e8ecf0")
     values = np.ma.masked_invalid(table.to_numpy(dtype=float))
     image = axes.imshow(np.ma.clip(values, *LIMITS), norm=LogNorm(*LIMITS), cmap=colours, aspect="auto")
     axes.grid(False)

@@ -33,7 +33,8 @@ def score(runs: pd.DataFrame, anchor: str) -> Scores:
 
 def excess(runs: pd.DataFrame) -> pd.Series:
     """Regret; where it is not known, what errors and questions cost; where nothing has a price, the error."""
-    return runs["regret_total"].fillna(runs["system_cost"]).fillna(runs["system_error"]).astype(float)
+    numbers = runs[["regret_total", "system_cost", "system_error"]].astype(float)
+    return numbers["regret_total"].fillna(numbers["system_cost"]).fillna(numbers["system_error"])
 
 
 def score_cells(runs: pd.DataFrame, anchor: str) -> pd.DataFrame:
