@@ -112,7 +112,7 @@ def make_protocol(chosen: Chosen) -> Protocol:
     options = group_files([*chosen.config_dirs, *(folder_of(file) for file in chosen.added)])
     embedded = [name for name in options["task"] if name not in real]
     names = size["tasks"] if chosen.tasks is None else chosen.tasks
-    tasks = {name: [f"task={name}", *written["embedded"]] for name in names if name not in real}
+    tasks = {name: [f"task={name}"] for name in names if name not in real}
     for name in [name for name in names if name in real] + [name for name in chosen.paths if name not in names]:
         if name not in chosen.paths:
             raise UserError(f"The task {name} needs its data: --data {name}=PATH.")
