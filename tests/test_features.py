@@ -130,6 +130,51 @@ def test_the_separator_is_seen_in_the_header(tmp_path):
     assert values(load(semicolon).train) == values(comma.train) and list(load(semicolon).annotators) == ["ada", "bob"]
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (
+            "x0,x1,label,ada\n1,2,0,1,0\n2,3,1,1,1\n",
+            "more cells than the header",
+        ),  # else a column would slide to the next
+        ("x0,x1,label,ada\n1,2,0,1\n2,3,1,1,1\n", "cannot be read"),
+        (
+            "x0,x1,label,label\n1,2,0,1\n2,3,1,1\n",
+            "two columns of the same name",
+        ),  # else the second would be an annotator
+    ],
+)
+def test_tables_whose_columns_are_in_doubt_are_refused(tmp_path, text, named):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UserError, match=f"a.csv .*{named}"):
+        load(tmp_path / "a.csv")
+
+
+def test_none_is_a_class_and_minus_one_is_not_whatever_the_type_of_the_numbers(tmp_path):
+    (tmp_path / "a.csv").write_text("x,label,ada\n1,None,polyp\n2,polyp,None\n3,None,\n4,polyp,NA\n")
+    dataset = load(tmp_path / "a.csv")
+    assert dataset.class_names == ["None", "polyp"]
+    assert sorted(np.concatenate(list(dataset.annotators["ada"].values())).tolist()) == [-1, -1, 0, 1]
+    np.savez(tmp_path / "b.npz", x=X, y=Y.astype(np.float32), split=SPLIT, answers=ANSWERS.astype(np.float32))
+    assert load(tmp_path / "b.npz").annotators["expert_1"]["train"].tolist() == [1, MISSING, 0]
+
+
+@pytest.mark.parametrize(
+    ("said", "splits", "sizes"),
+    [
+        (["train", "train", "val"], None, {"train": 4, "test": 2}),
+        (["train", "exam", "val"], {"test": "exam"}, {"train": 2, "test": 2, "held_out": 2}),
+        (["train", "test", "val"], {"test": "val", "val": "test"}, {"train": 2, "test": 2, "held_out": 2}),
+    ],
+)
+def test_splits_by_whatever_name(tmp_path, said, splits, sizes, capfd):
+    np.savez(tmp_path / "a.npz", x=X, y=Y, split=np.repeat(said, 2), ids=np.repeat(said, 2))
+    dataset = load(tmp_path / "a.npz", splits=splits)
+    assert {name: len(split) for name, split in dataset.splits().items()} == sizes
+    assert set(dataset.test.inputs.ids()) == {(splits or {"test": "val"})["test"]}
+    assert ("validation split is what is reported" in capfd.readouterr().err) == (splits is None)
+
+
 def test_an_expert_without_a_probability_has_no_answer(tmp_path):
     probabilities = np.eye(3)[ANSWERS]  # [N, J, K]
     probabilities[2, 1, 0] = np.nan
@@ -173,6 +218,8 @@ def test_batches_are_the_rows_of_the_file_in_float32(composed, train):
         ({"x": X, "y": Y, "answers": ANSWERS, "names": ["ada"]}, "names has 1"),
         ({"x": X, "y": np.where(Y == 2, -1, Y)}, "row 5, has no label"),
         ({"x": np.where(X == 3, np.nan, X), "y": Y}, "row 3, feature 1"),
+        ({"x": np.where(X == 3, 1e50, X.astype(float)), "y": Y}, "row 3, feature 1, .*float32"),
+        ({"x": X, "y": Y, "answers": ANSWERS, "probabilities": np.ones((6, 3, 3))}, "2 experts .*of 3"),
         ({"x": X, "y": Y, "split": ["train"] * 5 + ["exam"]}, "split 'exam'"),
         ({"x": X, "y": Y, "split": ["train"] * 6}, "no sample in its test split"),
         ({"x": X, "y": np.array([{}] * 6)}, "plain arrays"),

@@ -67,6 +67,22 @@ def test_a_csv_manifest_entry_by_entry(load, tmp_path):
     check_manifest_dataset(load("dataset.manifest=labels.csv"))
 
 
+def test_a_long_manifest_entry_by_entry(load, tmp_path):
+    """A row per answer; an image that nobody answered would have one row without an annotator."""
+    header = ["path", "label", "split", "annotator", "answer"]
+    rows = [(*row[:3], name, answer) for row in ROWS for name, answer in zip(HEADER[3:], row[3:], strict=True)]
+    del rows[2]  # ada's empty answer to a/2.png
+    write_csv(tmp_path / "data", [*rows, (*ROWS[1][:3], "", "")], header)
+    check_manifest_dataset(load("dataset.manifest=labels.csv"))
+    for row, named in (
+        (rows[0], "two answers of ada to a/1.png"),
+        (("a/1.png", "dog", "train", "eve", "cat"), "label of a/1.png"),
+    ):
+        write_csv(tmp_path / "data", [*rows, row], header)
+        with pytest.raises(UserError, match=named):
+            load("dataset.manifest=labels.csv")
+
+
 def test_a_json_manifest_entry_by_entry(load, tmp_path):
     """A missing answer may be null, or not there at all."""
     write_images(tmp_path / "data")

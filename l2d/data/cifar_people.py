@@ -12,7 +12,7 @@ from annotated_types import Ge, Interval
 
 from l2d.data.cifar import CIFAR10, CIFAR100, Files, Part, Release, file_bytes, list_files, load
 from l2d.data.dataset import Dataset, listed_by
-from l2d.data.features import split_rows
+from l2d.data.features import draw_rows
 from l2d.data.pickles import load_torch
 from l2d.errors import UserError
 
@@ -71,7 +71,7 @@ def _people(
         raise UserError(
             f"dataset.test_share={share:g} of {len(whole)} images leaves one split without any; choose another share."
         )
-    rows = split_rows(None, len(whole), share, settings["seed"], file)
+    rows = draw_rows(len(whole), share, settings["seed"])
     train, test = (whole.take(torch.from_numpy(rows[split])) for split in ("train", "test"))
     annotators = {who: {split: given[index] for split, index in rows.items()} for who, given in answers.items()}
     return Dataset(name, loaded.class_names, train, test, loaded.groups, annotators)

@@ -15,9 +15,9 @@ from annotated_types import Interval
 
 from l2d.data.contents import file_digests
 from l2d.data.dataset import MISSING, Dataset, Preprocessing, Split, listed_by
-from l2d.data.folder import split_names
+from l2d.data.folder import split_names, val_is_test
 from l2d.data.manifest import cache_folder, cell_text, check_class_names, class_index
-from l2d.data.tables import delimiter, read_parquet
+from l2d.data.tables import read_frame
 from l2d.errors import UserError, notify
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SHAPES = {"y": "[N]", "answers": "[N, J]", "probabilities": "[N, J, K]", "split"
 SUFFIXES = (".npz", ".parquet", ".csv", ".tsv")
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of its extra field
 UNNAMED = "Unnamed: "  # what pandas calls a column without a name, such as the index that it wrote
-NO_CLASS = {"", str(MISSING)}
+NO_CLASS = {"", str(MISSING), str(float(MISSING))}
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def features(
     split_seed: int,
     standardise: bool,
     annotators: list[str] | None = None,
+    splits: dict[str, str] | None = None,
 ) -> Dataset:
     """The task of one file. `label`, `split`, `ids` and `columns` (names, or the beginning of the names) say which columns of a
     table are what; all others are `annotators`, unless those are listed. An .npz has arrays of its own names."""
@@ -106,12 +107,18 @@ def features(
             f"{file}, row {int((labels == MISSING).argmax()) + 1}, has no label; every row needs one, and classes are names or numbers from 0 on."
         )
     answers = {a: encode(given, class_names, f"{file}, {a}") for a, given in table.answers.items()}
-    rows = split_rows(table.split, len(labels), test_share, split_seed, file)
+    if table.split is None:
+        rows = draw_rows(len(labels), test_share, split_seed)
+    else:
+        rows = split_rows(table.split, splits, file)
+    for part in ("train", "test"):
+        if not len(rows.get(part, ())):
+            raise UserError(f"{file} has no sample in its {part} split; it needs both train and test.")
     whole = Vectors(table.x, Preprocessing((table.x.shape[1],)), names=table.ids)
     check_finite(whole.values, file)
     mean, std = statistics(whole.take(torch.from_numpy(rows["train"])).parts()) if standardise else ((), ())
     whole.preprocessing = Preprocessing((table.x.shape[1],), mean, std)
-    splits = {
+    parts = {
         part: Split(whole.take(torch.from_numpy(index)), torch.from_numpy(labels[index]))
         for part, index in rows.items()
     }
@@ -120,9 +127,7 @@ def features(
         for group, chosen in (groups or {}).items()
     }
     recorded = {a: {part: given[index] for part, index in rows.items()} for a, given in answers.items()}
-    return Dataset(
-        name, class_names, splits["train"], splits["test"], members, recorded, held_out=splits.get("held_out")
-    )
+    return Dataset(name, class_names, parts["train"], parts["test"], members, recorded, held_out=parts.get("held_out"))
 
 
 def read_arrays(file: Path) -> Table:
@@ -142,6 +147,8 @@ def read_arrays(file: Path) -> Table:
         if array is not None and (array.ndim != shape.count(",") + 1 or len(array) != len(x)):
             raise UserError(f"{file}: {key} has shape {list(array.shape)}; it must be {shape} with N = {len(x)}.")
     given, likely = arrays.get("answers"), arrays.get("probabilities")
+    if given is not None and likely is not None and given.shape[1] != likely.shape[1]:
+        raise UserError(f"{file}: answers are of {given.shape[1]} experts and probabilities of {likely.shape[1]}.")
     if given is None and likely is not None:
         given = np.where(np.isnan(likely).any(axis=-1), MISSING, likely.argmax(axis=-1))  # [N, J]
     answers: dict[str, np.ndarray] = {}
@@ -186,7 +193,7 @@ def read_table(
     file: Path, label: str, split: str, ids: str, columns: str | Sequence[str], annotators: Sequence[str] | None
 ) -> Table:
     """A table by the names of its columns."""
-    frame = _read_frame(file)
+    frame = read_frame(file)
     have = [str(column) for column in frame.columns]
     frame.columns = have
     free = [c for c in have if c not in (label, split, ids)]  # a label among the features would be no task
@@ -202,28 +209,21 @@ def read_table(
     others = [c for c in free if c not in chosen and not c.startswith(UNNAMED)]
     half = all(frame[column].dtype == np.float16 for column in chosen)
     x = np.empty((len(frame), len(chosen)), np.float16 if half else np.float32)
-    for d, column in enumerate(chosen):
-        x[:, d] = _numbers(frame[column], file).to_numpy(x.dtype, na_value=np.nan)
+    with np.errstate(over="ignore"):  # infinite values are refused later, by their row
+        for d, column in enumerate(chosen):
+            x[:, d] = _numbers(frame[column], file).to_numpy(x.dtype, na_value=np.nan)
     return Table(
         x,
-        frame[label].to_numpy(object),
-        frame[split].to_numpy(object) if split in have else None,
-        {a: frame[a].to_numpy(object) for a in (others if annotators is None else annotators)},
+        _cells(frame[label]),
+        _cells(frame[split]) if split in have else None,
+        {a: _cells(frame[a]) for a in (others if annotators is None else annotators)},
         [str(i) for i in frame[ids]] if ids in have else None,
     )
 
 
-def _read_frame(file: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    if file.suffix.lower() == ".parquet":
-        return read_parquet(file)
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
-            mark = "\t" if file.suffix.lower() == ".tsv" else delimiter(lines.readline())
-        return pd.read_csv(file, sep=mark, encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # pandas derives its own from it
-        raise UserError(f"{file} cannot be read as a table ({' '.join(str(error).split())}).") from error
+def _cells(column: pd.Series) -> np.ndarray:
+    """Numbers or names [N], '' where there is nothing."""
+    return column.astype(object).where(column.notna(), "").to_numpy()
 
 
 def _numbers(column: pd.Series, file: Path) -> pd.Series:
@@ -237,7 +237,8 @@ def _numbers(column: pd.Series, file: Path) -> pd.Series:
 
 def _floats(x: np.ndarray) -> np.ndarray:
     """float16 and float32 as they are; anything else as float32."""
-    return x if x.dtype in (np.float16, np.float32) else x.astype(np.float32)
+    with np.errstate(over="ignore"):  # infinite values are refused later, by their row
+        return x if x.dtype in (np.float16, np.float32) else x.astype(np.float32)
 
 
 def infer_classes(table: Table, file: Path) -> list[str]:
@@ -278,22 +279,25 @@ def encode(values: np.ndarray, class_names: list[str], where: str) -> np.ndarray
     return np.asarray(codes, dtype=np.int64)[inverse]
 
 
-def split_rows(split: np.ndarray | None, count: int, test_share: float, seed: int, file: Path) -> dict[str, np.ndarray]:
-    """train, test and perhaps held_out -> the rows of it, sorted; drawn by seed where the file does not say."""
-    if split is None:
-        order, tests = np.random.default_rng(seed).permutation(count), round(test_share * count)
-        rows = {"test": np.sort(order[:tests]), "train": np.sort(order[tests:])}
-    else:
-        said, inverse = np.unique(split.astype(str), return_inverse=True)
-        known = split_names(None)
-        unknown = [name for name in said if name.strip().lower() not in known]
-        if unknown:
-            raise UserError(f"{file}: split '{unknown[0]}' must be train, test or val.")
-        parts = np.array([known[name.strip().lower()] for name in said])[inverse]  # [N]
-        rows = {part: np.flatnonzero(parts == part) for part in ("train", "test", "held_out") if (parts == part).any()}
-    for part in ("train", "test"):
-        if not len(rows.get(part, ())):
-            raise UserError(f"{file} has no sample in its {part} split; it needs both train and test.")
+def draw_rows(count: int, test_share: float, seed: int) -> dict[str, np.ndarray]:
+    """test and train -> the rows of it, sorted; drawn by seed."""
+    order, tests = np.random.default_rng(seed).permutation(count), round(test_share * count)
+    return {"test": np.sort(order[:tests]), "train": np.sort(order[tests:])}
+
+
+def split_rows(split: np.ndarray, splits: dict[str, str] | None, file: Path) -> dict[str, np.ndarray]:
+    """train, test and perhaps held_out -> the rows of it, sorted, as the file says; `splits` says what they are called there."""
+    said, inverse = np.unique(split.astype(str), return_inverse=True)
+    known = split_names(splits)
+    unknown = [name for name in said if name.strip().lower() not in known]
+    if unknown:
+        raise UserError(
+            f"{file}: split '{unknown[0]}' must be {', '.join(known)}; dataset.splits says what they are called."
+        )
+    parts = np.array([known[name.strip().lower()] for name in said])[inverse]  # [N]
+    rows = {part: np.flatnonzero(parts == part) for part in ("train", "test", "held_out") if (parts == part).any()}
+    if val_is_test(rows, file, splits):
+        rows["test"] = rows.pop("held_out")
     return rows
 
 
@@ -304,7 +308,8 @@ def check_finite(values: np.ndarray, file: Path, chunk: int = 1 << 13) -> None:
         if not good.all():
             row, column = np.argwhere(~good)[0].tolist()
             raise UserError(
-                f"{file}: row {start + row + 1}, feature {column + 1}, is not a finite number; fill it or leave it out."
+                f"{file}: row {start + row + 1}, feature {column + 1}, is not a finite number in {values.dtype}; "
+                "fill it, scale it or leave it out."
             )
 
 

@@ -1,7 +1,7 @@
 """Your own images: a folder per class, or a manifest with labels and annotators' answers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,6 +20,7 @@ from l2d.data.tables import read_rows
 from l2d.errors import UserError, notify
 
 COLUMNS = ["path", "label", "split"]
+LONG = {"annotator", "answer"}  # columns of a manifest with a row per answer
 VALIDATION = ("val", "valid", "validation", "dev")  # names of the split that is neither trained on nor reported
 
 
@@ -32,7 +33,8 @@ def list_folder(
     splits: dict[str, str] | None = None,
     cache: str | None = None,
 ) -> Manifest:
-    """<root>/<split>/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator.
+    """<root>/<split>/<class>/*, or the rows of <root>/<manifest>: path, label, split, and a column per annotator, or a row per
+    answer with the columns annotator and answer.
 
     Classes are those found, sorted, unless `classes` lists them; then a label may also be a number, an index into it.
     `splits` says what a split is called here, as in {test: val}.
@@ -40,6 +42,8 @@ def list_folder(
     base = existing_root(root)
     names = split_names(splits)
     rows = read_rows(base / str(manifest), COLUMNS) if manifest else _walk(base, names)
+    if rows and rows[0].keys() >= LONG:
+        rows = _row_per_image(rows, str(manifest))
     if annotators is None:
         annotators = list(dict.fromkeys(column for row in rows for column in row if column not in COLUMNS))
     absent = [a for a in annotators if not any(a in row for row in rows)]
@@ -69,11 +73,13 @@ def list_folder(
             class_index(cell_text(row["label"], class_names), class_names, f"{where}, label", classes is not None)
         )
         for a in annotators:
-            answer = cell_text(row.get(a), class_names)
+            answer = cell_text(row[a], class_names) if a in row else ""
             listed.answers[a].append(
                 class_index(answer, class_names, f"{where}, {a}", classes is not None) if answer else MISSING
             )
-    listings = _with_test(listings, base, splits)
+    if val_is_test([split for split, listed in listings.items() if listed.paths], base, splits):
+        listings["test"] = listings.pop("held_out")
+    listings = {split: listed for split, listed in listings.items() if listed.paths or split != "held_out"}
     if not set(listings["test"].labels) <= set(listings["train"].labels):
         unseen = next(k for k in listings["test"].labels if k not in listings["train"].labels)
         raise UserError(f"Class {class_names[unseen]} has test images in {root} but no training images; it needs both.")
@@ -94,14 +100,14 @@ def split_names(splits: dict[str, str] | None) -> dict[str, str]:
     return usual | {name.lower(): "held_out" if split == "val" else split for split, name in own.items()}
 
 
-def _with_test(listings: dict[str, Listing], root: Path, splits: dict[str, str] | None) -> dict[str, Listing]:
-    """Without splits that have no image. Where only the test split has none, the validation split is taken for it."""
-    if listings["held_out"].paths and not listings["test"].paths and "test" not in (splits or {}):
-        notify(
-            f"{root} has a validation and no test split; the validation split is what is reported (dataset.splits={{test: val}})."
-        )
-        listings["test"] = listings.pop("held_out")
-    return {split: listed for split, listed in listings.items() if listed.paths or split != "held_out"}
+def val_is_test(present: Collection[str], where: Path, splits: dict[str, str] | None) -> bool:
+    """Whether the validation split is taken for the test split: where of these splits only the latter is absent."""
+    if "held_out" not in present or "test" in present or "test" in (splits or {}):
+        return False
+    notify(
+        f"{where} has a validation and no test split; the validation split is what is reported (dataset.splits={{test: val}})."
+    )
+    return True
 
 
 @listed_by(list_folder)
@@ -119,6 +125,22 @@ def folder(
     from l2d.data.images import image_dataset
 
     return image_dataset(name, list_folder(root, manifest, classes, groups, annotators, splits), images)
+
+
+def _row_per_image(rows: list[dict[str, Any]], manifest: str) -> list[dict[str, Any]]:
+    """The rows of a long manifest (path, label, split, annotator, answer) as those of a wide one."""
+    wide: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        image = wide.setdefault(row["path"], {column: row[column] for column in COLUMNS})
+        differs = [column for column in COLUMNS if image[column] != row[column]]
+        if differs:
+            raise UserError(f"{manifest} has two entries for the {differs[0]} of {row['path']}; keep one.")
+        annotator = cell_text(row.get("annotator"))
+        if annotator in image:
+            raise UserError(f"{manifest} has two answers of {annotator} to {row['path']}; keep one.")
+        if annotator:  # an image that nobody answered has a row without one
+            image[annotator] = row.get("answer")
+    return list(wide.values())
 
 
 def _walk(root: Path, names: dict[str, str]) -> list[dict[str, Any]]:

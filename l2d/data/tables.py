@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,38 @@ def read_parquet(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as a table ({' '.join(str(error).split())}).") from error
 
 
+def read_frame(file: Path) -> Any:
+    """A pandas frame of a .parquet or a delimited file; of the latter only empty cells are NaN, since None may be a class."""
+    import pandas as pd
+
+    if file.suffix.lower() == ".parquet":
+        return read_parquet(file)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            mark = "\t" if file.suffix.lower() == ".tsv" else delimiter(lines.readline())
+            lines.seek(0)
+            check_header(file, next(csv.reader(lines, delimiter=mark), []))
+        with warnings.catch_warnings():
+            # index_col: where rows have a cell more than the header, pandas would take the first column for an index
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(
+                file, sep=mark, encoding="utf-8-sig", index_col=False, keep_default_na=False, na_values=[""]
+            )
+    except pd.errors.ParserWarning as error:
+        raise UserError(f"{file} has rows with more cells than the header has columns; name every column.") from error
+    except (OSError, ValueError, csv.Error) as error:  # pandas derives its own from ValueError
+        raise UserError(f"{file} cannot be read as a table ({' '.join(str(error).split())}).") from error
+
+
 def delimiter(header: str) -> str:
     """What separates the columns: a comma, or where the header has none, the tabs, semicolons or bars in it."""
     return next((mark for mark in DELIMITERS if mark in header and "," not in header), ",")
+
+
+def check_header(path: Path, header: Sequence[str]) -> None:
+    """UserError if two columns have the same name."""
+    if len(set(header)) < len(header):
+        raise UserError(f"{path} has two columns of the same name; its header is {', '.join(header)}.")
 
 
 def _read_delimited(path: Path) -> list[dict[str, Any]]:
@@ -82,8 +112,7 @@ def _read_delimited(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
-    if len(set(header)) < len(header):
-        raise UserError(f"{path} has two columns of the same name; its header is {', '.join(header)}.")
+    check_header(path, header)
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
