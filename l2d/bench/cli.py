@@ -107,10 +107,14 @@ def write_tables(record: Path, out: Path) -> None:
     texts["pairs.csv"] = to_csv(scores.comparison.wilcoxon.rename_axis("method").reset_index())
     texts["index.html"] = to_page(scores, protocol, figures)
     for name, text in texts.items():
-        atomic_write(out / name, lambda file, text=text: file.write(text.encode()), durable=False)
+        _write(out / name, text)
     show(f"Page: {out / 'index.html'}")
     if (runs["error"].notna() & (runs["error"] == "not finished")).any():
         sys.exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    atomic_write(path, lambda file: file.write(text.encode()), durable=False)
 
 
 def _size(words: list[str]) -> tuple[str, list[str]]:
