@@ -355,7 +355,10 @@ def test_a_two_stage_run_is_evaluated_again_and_reported(trained, stage2):
         (("loss=soft_picce_ce",), "loss .SoftPicce.*ce, ova or gce"),
         (("loss=rs",), "loss .Realizable.*ce, ova or gce"),
         (("loss=css", "experts.costs=0.1"), "loss .CostSensitive.*ce, ova or gce"),
-        (("loss=ce", "experts.costs=0.1"), r"experts\.costs=0\.1"),
+        (
+            ("loss=ce", "experts.costs=0.1"),
+            r"experts\.costs=0\.1 .* loss=ce with system=two_stage .* loss=ova or balanced_ova",
+        ),
     ],
 )
 def test_a_setting_that_no_router_can_have_is_refused(trained, setting, named):

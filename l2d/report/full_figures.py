@@ -1,6 +1,6 @@
 """Figures of evaluation=full, from the `evaluation` in result.json."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,23 +70,26 @@ def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
 
 
 def _with_values(runs: pd.DataFrame, part: str) -> pd.DataFrame:
-    """The runs that have this part of the evaluation, as arrays of one shape in the column `values`.
+    """The runs that have this part of the evaluation, as arrays in the column `values`, of one shape for a number of experts.
 
     Evaluations of other shapes (other bins or points) cannot be averaged with these; they are named and left out.
     """
     values: list[np.ndarray | None] = []
+    shapes: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
     for evaluation, folder in zip(runs["evaluation"], runs["folder"], strict=True):
         try:
             values.append(_array(evaluation, part) if evaluation.get(part) else None)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             notify(f"{folder}/result.json has an evaluation.{part} that cannot be read; it is not drawn.")
             values.append(None)
-    shapes = Counter(value.shape for value in values if value is not None)
-    shape = max(shapes, key=lambda shape: shapes[shape], default=())
-    for value, folder in zip(values, runs["folder"], strict=True):
-        if value is not None and value.shape != shape:
+    for value, num in zip(values, runs["num_experts"], strict=True):
+        if value is not None:
+            shapes[num][value.shape] += 1
+    kept: list[bool] = []
+    for value, num, folder in zip(values, runs["num_experts"], runs["folder"], strict=True):
+        kept.append(value is not None and value.shape == shapes[num].most_common(1)[0][0])
+        if value is not None and not kept[-1]:
             notify(f"{folder} was evaluated with other settings, so its evaluation.{part} is not drawn.")
-    kept = [value is not None and value.shape == shape for value in values]
     return runs.assign(values=values)[kept]
 
 
