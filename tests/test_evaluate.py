@@ -285,6 +285,9 @@ def test_damaged_or_dangerous_files_are_refused_and_nothing_is_run(cli, folder, 
         ("loss", "formulation", "os.system"),
         ("dataset", "_target_", "os.getcwd"),
         ("rule", "_target_", "shutil.rmtree"),
+        ("backbone", "_target_", "l2d.data.import_module"),  # importlib's, which l2d/data/__init__.py uses
+        ("experts", "_target_", "l2d.config.locate"),
+        ("loss", "_target_", "l2d.models.MLP"),  # l2d's own, and no loss
         ("evaluation", "metrics", ["antigravity.fly"]),
     ],
 )

@@ -1,9 +1,11 @@
 """A trained system on disk: its folder, its setting, and what may be changed when it is used."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from l2d.compose import compose
@@ -13,7 +15,7 @@ from l2d.data.load import data_digest
 from l2d.errors import UserError
 from l2d.identity import eight_digits, identity
 from l2d.source import named_code
-from l2d.tracking.read import checked_config, checked_result
+from l2d.tracking.read import YAML_LOADER, checked_config, checked_result
 
 WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
 OUTCOME = "outcome.safetensors"
@@ -99,14 +101,27 @@ def _touched(key: str) -> str:
 
 
 def refuse_foreign_code(run: Run) -> None:
-    """A run's folder may come from someone else: what its config.yaml names is imported and called."""
-    for key, name in named_code({group: run.config.get(group) or {} for group in CALLED}).items():
-        raise UserError(
-            f"{run.folder / 'config.yaml'} names {key}={name}, which is not part of l2d and would be run; "
-            "if you trust this folder, add trust=true."
-        )
+    """A run's folder may come from someone else: what its config.yaml names is imported and called.
+
+    A name below `l2d.` is not enough: modules of l2d also hold what they import, `importlib.import_module` among it.
+    """
+    for group in CALLED:
+        for key, name in named_code({group: run.config.get(group) or {}}).items():
+            if name not in own_code(group):
+                raise UserError(
+                    f"{run.folder / 'config.yaml'} names {key}={name}, which is no {group} of l2d's own and would be run; "
+                    "if you trust this folder, add trust=true."
+                )
     if "${" in json.dumps(run.config):
         raise UserError(f"{run.folder / 'config.yaml'} has a value with ${{...}}; a run writes none, so it was edited.")
+
+
+@cache
+def own_code(group: str) -> set[str]:
+    """package.module.name of all code that the package's own YAML files name in a group."""
+    files = group_files()[group].values()
+    contents = [yaml.load(file.read_text(encoding="utf-8"), Loader=YAML_LOADER) for file in files]
+    return {name for content in contents for name in named_code(content).values()}
 
 
 def refuse_edited(run: Run) -> None:
