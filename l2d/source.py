@@ -16,7 +16,8 @@ from typing import Any
 from l2d.config import flatten
 
 CODE_KEYS = ("_target_", "formulation", "base", "metrics")  # of any group: their values may name code
-INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}  # of this environment, of the user, of the system below them
 
 
 def named_code(groups: dict[str, Any]) -> dict[str, str]:
@@ -85,8 +86,13 @@ def _folders(package: str) -> list[Path]:
     if spec is None:
         return []
     places = spec.submodule_search_locations or ([spec.origin] if spec.origin else [])
-    folders = [Path(place).resolve().parent for place in places]
-    return [folder for folder in folders if not any(folder.is_relative_to(installed) for installed in INSTALLED)]
+    return [Path(place).resolve().parent for place in places if not _is_installed(Path(place))]
+
+
+def _is_installed(place: Path) -> bool:
+    """Whether a package or module is Python's own or was installed, be it as a link out of the environment's folder."""
+    named = {*place.absolute().parts, *place.resolve().parts}
+    return bool(named & PACKAGE_FOLDERS) or place.resolve().is_relative_to(STDLIB)
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:

@@ -88,6 +88,19 @@ def test_installed_code_has_a_version_and_no_digest(name):
     assert source_digest(name) == ""
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("environment", ["user/site-packages", "system/dist-packages"])
+def test_what_another_environment_has_installed_is_not_the_users_own(lab, tmp_path, monkeypatch, environment, linked):
+    """As torch is below a virtual environment that sees the system's packages, or that has its packages as links."""
+    packages = tmp_path / environment
+    packages.mkdir(parents=True)
+    lab.rename(tmp_path / "store" if linked else packages / "lab")
+    if linked:
+        (packages / "lab").symlink_to(tmp_path / "store")
+    monkeypatch.syspath_prepend(str(packages))
+    assert digest() == ""
+
+
 def test_code_that_python_cannot_read_still_has_a_digest(lab):
     (lab / "losses.py").write_text("def broken(:\n  '''")
     broken = digest()
