@@ -107,6 +107,7 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
             f"{run.folder} has no weights, which this needs; its kept outcome answers evaluation=... and rule=... alone."
         )
     weights = trained_weights(path, run)
+    refuse_other_held_out(cfg, run)
     same_data = not touched & {"dataset", "seed"}
     if same_data:
         refuse_other_data(cfg, run)
@@ -128,6 +129,16 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     place = place.take(system, cfg.trainer)
     loaders = evaluation_loaders(cfg, system, task, place)
     return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), Known.of(task))
+
+
+def refuse_other_held_out(cfg: DictConfig, run: Run) -> None:
+    """What a run held out was decided when it was trained: any other sample of that data was trained on."""
+    before = run.config.get("held_out") or 0
+    if cfg.held_out != before:
+        raise UserError(
+            f"held_out={cfg.held_out:g}: this run was trained with held_out={before:g}, and rules are fitted on what it was not "
+            "trained on; leave it out, or train again."
+        )
 
 
 def trained_weights(path: Path, run: Run) -> "Weights":

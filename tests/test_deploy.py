@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from l2d.evaluate import main as evaluate
 from l2d.report.cli import main as report
 from l2d.train import run
 
@@ -31,15 +32,37 @@ def test_systems_are_ranked_by_what_errors_and_questions_cost(runs, capsys):
     ranking = pd.read_csv("report/deploy.csv")
     assert sorted(ranking["method"]) == ["ova", "picce_ce"] and ranking["rank"].tolist() == [1, 2]
     assert (ranking["seeds"] == 2).all() and ranking["system_cost"].is_monotonic_increasing
-    assert ((ranking["low"] < ranking["system_cost"]) & (ranking["system_cost"] < ranking["high"])).all()
-    assert ranking["behind"].tolist()[0] == 0 < ranking["behind"].tolist()[1]
-    spent = 0.1 * ranking["questions"]
+    assert (
+        (ranking["system_cost_low"] < ranking["system_cost"]) & (ranking["system_cost"] < ranking["system_cost_high"])
+    ).all()
+    assert ranking["system_cost_behind"].tolist()[0] == 0 < ranking["system_cost_behind"].tolist()[1]
+    spent = 0.1 * ranking["questions_asked"]
     assert ranking["system_cost"].tolist() == pytest.approx((ranking["system_error"] + spent).tolist())
     asked = pd.read_csv("report/deploy_asked.csv")
-    assert asked["asked"].sum() == pytest.approx(ranking["questions"].iloc[0])
+    assert asked["asked"].sum() == pytest.approx(ranking["questions_asked"].iloc[0])
+    assert "Whom" in out and "expert_0" in out
     page = Path("report/index.html").read_text()
     assert "What should I deploy?" in page and "behind the best" in page
     assert "expert_0" in Path("report/deploy.md").read_text()
+
+
+def test_areas_are_those_of_the_full_evaluation_and_differences_are_paired(runs, capsys):
+    """Under limits too: a curve moves the price itself. The best method is behind itself by nothing."""
+    for folder in runs.glob("*/*"):
+        evaluate([str(folder), "evaluation=full"])
+    files = [json.loads(path.read_text()) for path in runs.rglob("evaluation.json")]
+    report([str(runs), "--deploy", "rule=budget", "rule.defer_at_most=10"])
+    ranking = pd.read_csv("report/deploy.csv").set_index("method")
+    for loss in ("ova", "picce_ce"):
+        curves = [file["evaluation"]["curve"] for file in files if file["choices"]["loss"] == loss]
+        for name in ("area", "augrc"):
+            row = ranking.loc[loss]
+            assert row[name] == pytest.approx(sum(curve[name] for curve in curves) / 2)
+            assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
+            behind = [row[f"{name}_behind{end}"] for end in ("_low", "", "_high")]
+            assert behind == sorted(behind) and (behind == [0, 0, 0]) == (row["rank"] == 1)
+    report([str(runs), "--deploy", "rule=combine"])
+    assert "area" not in pd.read_csv("report/deploy.csv")
 
 
 def test_the_runs_themselves_stay_as_they_were(runs):

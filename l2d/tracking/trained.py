@@ -3,19 +3,23 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from l2d.compose import compose
 from l2d.conf_files import Folders, group_files
-from l2d.config import check
+from l2d.config import check, plain
 from l2d.data.load import data_digest
 from l2d.errors import UserError
 from l2d.identity import eight_digits, identity
 from l2d.source import named_code
 from l2d.tracking.read import YAML_LOADER, checked_config, checked_result
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
 OUTCOME = "outcome.safetensors"
@@ -88,11 +92,23 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
         if change not in groups:
             try:
                 OmegaConf.update(cfg, change.key_or_group, change.value(), merge=False)  # {a: 1} is the whole value
-            except ValueError as error:  # a name below a list
-                raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
+            except (ValueError, ConfigAttributeError, ConfigKeyError) as error:  # ValueError: a name below a list
+                raise UserError(
+                    f"{change.input_line}: there is no setting {change.key_or_group}{_those_of(cfg, change)}."
+                ) from error
     cfg.init, cfg.freeze = None, []
     check(cfg)
     return cfg, {_touched(str(change.key_or_group)) for change in parsed}
+
+
+def _those_of(cfg: DictConfig, change: "Override") -> str:
+    """The settings of the group that a key is meant to be in, as the end of a sentence."""
+    group, _, below = str(change.key_or_group).partition(".")
+    here = plain(cfg.get(group)) if below else None
+    if not isinstance(here, dict):
+        return ""
+    known = [f"{group}.{key}" for key in here if key not in ("_target_", "name")]
+    return f"; {group}={here.get('name')} has {', '.join(known)}"
 
 
 def _touched(key: str) -> str:
