@@ -103,6 +103,7 @@ def test_few_functions_have_more_than_six_parameters():
         "list_folder",
         "disjoint",
         "overlapped",
+        "with_generalist",
         "full_evaluation",
         "population_system",
     }
