@@ -91,6 +91,9 @@ def test_every_embedded_task_trains_and_knows_its_optimum(tmp_path, monkeypatch,
         assert 0 < result["bayes"]["system_error"] <= 100 - result["bayes"]["classifier_accuracy"] + 1e-9
         assert ("system_cost" in result["bayes"]) == (name == "unequal_costs")
     capfd.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", str(next(Path("outputs").rglob("result.json")).parent), "task=shift"])
+    assert "task=shift is not possible here" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -206,10 +209,16 @@ def test_graded_experts_entry_by_entry():
     assert graded(1, 3, {}, None, 0.5, 0.25).tolist() == [[0.5] * 3]
 
 
-def test_a_generalist_needs_specialists(composed, tiny_dataset):
-    cfg = composed("experts=generalist", "experts.num=1")
-    with pytest.raises(UserError, match=r"^experts\.num=1 must be .*at least 2"):
-        build(cfg, "experts", num_classes=10, groups={"specialty": list(range(6))})
+def test_a_generalist_alone_and_with_specialists(composed):
+    """Group of six classes, two windows of four that share two."""
+    cfg = composed("experts=generalist", "experts.num=3", "experts.overlap=2")
+    matrix = build(cfg, "experts", num_classes=10, groups={"specialty": list(range(6))})
+    outside = [0.1] * 4
+    expected = [[0.8] * 6, [0.95] * 4 + [0.05] * 2, [0.05] * 2 + [0.95] * 4]
+    assert matrix.tolist() == [row + outside for row in expected]
+    cfg.experts.num = 1
+    alone = build(cfg, "experts", num_classes=10, groups={"specialty": list(range(6))})
+    assert alone.tolist() == matrix[:1].tolist()
 
 
 # copies

@@ -79,6 +79,9 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     known = group_files(config_dirs)
     groups = [change for change in parsed if change.key_or_group in known]
     composed = compose([str(change.input_line) for change in groups], config_dirs)
+    for change in groups:
+        if change.key_or_group not in composed:  # an experiment or a task changes other groups
+            raise UserError(f"{change.input_line} is not possible here; give the settings that it stands for.")
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
     if "experts" in chosen and "num" in chosen["experts"]:
         chosen["experts"].num = run.config["experts"].get("num")  # the weights have this many columns
