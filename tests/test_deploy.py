@@ -87,6 +87,19 @@ def test_the_runs_themselves_stay_as_they_were(runs):
     assert json.loads(next(runs.rglob("result.json")).read_text())["status"] == "finished"
 
 
+def test_runs_that_were_reported_under_other_rules_and_costs_are_compared_all_the_same(runs, composed):
+    """Also with a loss that is trained for a cost. How they were reported changes no number."""
+    alike = deploy(load_runs(runs), ["rule=best", "experts.costs=0.05"]).ranking
+    run(composed(*TINY, "loss=ova", "seed=0", "rule=budget", "rule.defer_at_most=5"))
+    run(composed(*TINY, "loss=picce_ce", "seed=1", "experts.costs=0.2"))
+    frame = load_runs(runs)
+    assert len(set(frame["setting"])) == 3 and set(frame["trained_with"]) == {""}
+    pd.testing.assert_frame_equal(deploy(frame, ["rule=best", "experts.costs=0.05"]).ranking, alike)
+    run(composed(*TINY, "loss=liu", "seed=0", "experts.costs=0.05"))
+    (table,) = deploy(load_runs(runs), ["rule=best", "experts.costs=0.05"]).tables
+    assert sorted(row[1] for row in table.rows) == ["CE PiCCE", "Liu et al.", "OvA Vanilla"]
+
+
 def test_what_a_loss_cannot_do_leaves_its_runs_out_and_says_so(runs, capsys):
     report([str(runs), "--deploy", "experts.costs=[0.1,0.2,0.3]"])
     captured = capsys.readouterr()
