@@ -182,7 +182,7 @@ def test_condition_1_fails_on_most_inputs_of_its_task(composed):
     task = load_task(composed("task=condition1_fails"))
     holds = condition_holds_given(task.truth.eta, torch.from_numpy(task.panel.matrix))
     assert 100 * (~holds).double().mean().item() == pytest.approx(
-        62.5, abs=0.1
+        62.2, abs=0.1
     )  # as the task and docs/benchmark.md say
 
 
