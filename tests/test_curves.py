@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from l2d.evaluation.full import intervals
 from l2d.evaluation.intervals import interval, resampled_means
 from l2d.evaluation.outcome import observe
 from l2d.losses import DeferralLoss
+from l2d.report.full_figures import questions
 from l2d.systems import ScoreSystem
 from l2d.task import Truth
 from l2d.training.loop import Predicted
@@ -193,3 +196,16 @@ def test_the_metric_lies_in_its_interval():
     found, values = intervals(seen), measure(seen, METRICS)
     for name, (low, high) in found.items():
         assert low < values[name] < high
+
+
+@pytest.mark.parametrize(("costs", "panels"), [(None, 2), ([0.05, 0.3], 3)])
+def test_error_against_spending_is_drawn_where_questions_cost_anything(costs, panels):
+    """With the optimum in grey in every panel over questions."""
+    curve = question_curve(true_outcome(costs)[0], points=9)
+    values = np.array([curve[key] for key in ("questions", "error", "spent", "optimum", "optimum_spent")])
+    present = np.array([[0, 1, 2], [40, 30, 20]])
+    runs = pd.DataFrame({"num_experts": [J], "method": ["ova"], "values": [values]})
+    figure = questions(runs, runs.assign(values=[present]), ["ova"])
+    assert len(figure.axes) == panels
+    assert [len(ax.lines) for ax in figure.axes] == [2] * (panels - 1) + [1]
+    assert figure.axes[panels - 2].lines[1].get_ydata().tolist() == curve["optimum"]

@@ -97,6 +97,10 @@ def present(cfg: DictConfig, names: list[str], count: int, ids: Sequence[str] | 
 
 def _listed(path: str, names: list[str], ids: Sequence[str] | None, count: int) -> Tensor:
     """[N, J] from a table: a row per case, by its `id` or in the order of the test set, and a column per expert (1 or 0)."""
+    if not Path(path).is_file():
+        raise UserError(
+            f"rule.available={path} is no file; give a table with a column per expert, or a list of their names."
+        )
     rows = read_rows(Path(path), names)
     if rows and "id" in rows[0]:
         by_id = {str(row.get("id")): row for row in rows}

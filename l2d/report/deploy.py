@@ -32,6 +32,7 @@ HEADINGS = [
 ]
 VALUES = ("system_cost", "area", "augrc")
 MOST_CLASSES = 8  # shown of those that the best method asks about most
+MOST_NAMES = 3  # of runs that are left out for one reason
 LEGEND = (
     "Every finished system decides under the same rule and the same costs. Cost is what errors and questions cost together; in brackets 95 percent "
     "intervals over other test sets of the same size (bootstrap), those of the differences paired by sample. Area and AUGRC are of the curve over all prices of asking."
@@ -64,7 +65,17 @@ class Decided:
 
 def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
     """Decide again in every finished run that kept its scores, under `changes` (rule=..., experts.costs=...)."""
-    found = [(row, decided) for row in _finished(runs) if (decided := _decided(row, changes)) is not None]
+    found: list[tuple[dict[str, Any], Decided]] = []
+    left_out: dict[str, list[str]] = {}  # reason -> runs
+    for row in _finished(runs):
+        folder = Path(row["folder"])
+        try:
+            found.append((row, _decided(folder, changes)))
+        except UserError as error:
+            left_out.setdefault(str(error), []).append(folder.name)
+    for reason, names in left_out.items():
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        notify(f"Left out: {', '.join(names[:MOST_NAMES])}{more}. {reason}")
     if not found:
         raise UserError(
             f"--deploy {' '.join(changes)}: no finished run here can be decided again; see the notices above."
@@ -138,26 +149,20 @@ def _finished(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return finished.drop_duplicates([*BLOCK, *CELL, "seed"]).to_dict("records")
 
 
-def _decided(row: dict[str, Any], changes: list[str]) -> Decided | None:
-    """A run on its test set; None, with a notice, for one that cannot be decided again."""
+def _decided(folder: Path, changes: list[str]) -> Decided:
+    """The run in a folder on its test set; a UserError says why it cannot be decided again."""
     from l2d.evaluation.again import evaluate_kept
 
-    folder = Path(row["folder"])
-    try:
-        run = find_run(str(folder))
-        cfg, touched = changed(run, changes, ())
-        if touched - FROM_OUTCOME:
-            raise UserError(
-                f"--deploy takes rule and experts.costs alone, not {', '.join(sorted(touched - FROM_OUTCOME))}."
-            )
-        cfg.evaluation._target_ = None  # the decision alone
-        evaluated = evaluate_kept(cfg, folder, run.result)
-    except UserError as error:
-        notify(f"{folder.name} is left out: {error}")
-        return None
+    run = find_run(str(folder))
+    cfg, touched = changed(run, changes, ())
+    if touched - FROM_OUTCOME:
+        raise UserError(
+            f"--deploy takes rule and experts.costs alone, not {', '.join(sorted(touched - FROM_OUTCOME))}."
+        )
+    cfg.evaluation._target_ = None  # the decision alone
+    evaluated = evaluate_kept(cfg, folder, run.result)
     if evaluated is None:
-        notify(f"{folder.name} is left out: it kept no scores (record=scores).")
-        return None
+        raise UserError("It kept no scores (record=scores).")
     outcome = evaluated.outcomes["test"]
     return Decided(outcome, _values(outcome, evaluated.outcomes.get("held_out")))
 

@@ -179,10 +179,11 @@ def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]
 
 
 def _draw_optimum(ax: Axes, curves: pd.DataFrame, num: int, x: int, y: int) -> None:
-    """A grey line through columns x and y of the first run in which they are known: the truth does not depend on the method."""
-    for values in curves.loc[curves["num_experts"] == num, "values"]:
-        if np.isfinite(values[y]).any():
-            ax.plot(values[x], values[y], color="0.5", linewidth=1, label="Best achievable")
+    """A grey line through columns x and y, mean over the seeds of one method that has them: the truth does not depend on it."""
+    for _, runs in curves[curves["num_experts"] == num].groupby("method", sort=False):
+        mean = np.stack(list(runs["values"])).mean(0)  # [columns, points]
+        if np.isfinite(mean[y]).any():
+            ax.plot(mean[x], mean[y], color="0.5", linewidth=1, label="Best achievable")
             return
 
 
