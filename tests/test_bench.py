@@ -220,7 +220,8 @@ def test_a_benchmark_from_the_command_line_is_resumed_and_takes_a_method_of_ones
         (task, "ce", seed) for task in ("duplicates", "unequal_costs") for seed in (0, 1)
     } | {("duplicates", "picce_ce", seed) for seed in (0, 1)}
     (refused,) = [r for r in record["runs"] if r["error"]]
-    assert (refused["task"], refused["method"]) == ("unequal_costs", "picce_ce") and "experts.costs" in refused["error"]
+    assert (refused["task"], refused["method"], refused["refused"]) == ("unequal_costs", "picce_ce", True)
+    assert "experts.costs" in refused["error"]
     for name in ("index.html", "benchmark.md", "tasks.csv", "methods.csv", "pairs.csv", "runs.csv", "tasks.png"):
         assert Path("report/bench", name).stat().st_size
     chosen = {r["folder"]: r for r in record["runs"] if not r["error"]}
@@ -230,7 +231,7 @@ def test_a_benchmark_from_the_command_line_is_resumed_and_takes_a_method_of_ones
     capsys.readouterr()
     main([*line, *TINY, "--add", "conf/loss/ask_first.yaml"])
     said = capsys.readouterr().out
-    assert said.count("finished before") == 12 + 6  # trials, then reported runs
+    assert said.count("\nfinished before") == 18 + 6  # trials, then reported runs
     assert "ask_first is number" in said
 
 
@@ -239,7 +240,7 @@ def test_a_plan_of_a_benchmark_runs_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["bench", "--tasks", "shift", "--methods", "ce", "plan=true"])
     said = capsys.readouterr().out
-    assert "4 cells: 4 to run" in said and "2 further runs" in said
+    assert "6 cells: 6 to run" in said and "2 further runs" in said
     assert not Path("outputs").exists() and not Path("report").exists()
 
 

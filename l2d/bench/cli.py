@@ -109,7 +109,7 @@ def write_tables(record: Path, out: Path) -> None:
     for name, text in texts.items():
         _write(out / name, text)
     show(f"Page: {out / 'index.html'}")
-    if (runs["error"].notna() & (runs["error"] == "not finished")).any():
+    if (runs["error"].notna() & ~runs["refused"]).any():
         sys.exit(1)
 
 

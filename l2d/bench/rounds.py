@@ -25,6 +25,7 @@ class Ran(NamedTuple):
     folder: Path
     result: dict[str, Any] | None  # of a finished run
     error: str | None
+    refused: bool = False  # the task or the method does not allow it; False: it failed
 
 
 class Rounds:
@@ -61,20 +62,20 @@ class Rounds:
     def _run(self, entries: list[Entry]) -> list[Ran]:
         cells = self._cells(entries)
         returns = run_cells(self.launcher, self.context, cells)
-        errors = {}
+        failures = {}
         for cell, returned in zip(to_run(cells), returns, strict=True):
             outcome = returned._return_value
             if isinstance(outcome, BaseException) or "error" in outcome:
-                errors[cell.folder] = failure_of(outcome)["error"]
-        ran = []
-        for entry, cell in zip(entries, cells, strict=True):
-            error = errors.get(cell.folder)
-            result = None if error else checked_result(cell.folder)
-            finished = result is not None and result.get("status") == "finished"
-            ran.append(
-                Ran(entry, cell.folder, result if finished else None, None if finished else error or "not finished")
-            )
-        return ran
+                failures[cell.folder] = failure_of(outcome)
+        return [self._ran(entry, cell.folder, failures) for entry, cell in zip(entries, cells, strict=True)]
+
+    def _ran(self, entry: Entry, folder: Path, failures: dict[Path, dict[str, Any]]) -> Ran:
+        if folder in failures:
+            return Ran(entry, folder, None, failures[folder]["error"], failures[folder]["by_user"])
+        result = checked_result(folder)
+        if result is None or result.get("status") != "finished":
+            return Ran(entry, folder, None, "not finished")
+        return Ran(entry, folder, result, None)
 
 
 def choose(tried: Sequence[Ran]) -> dict[tuple[str, str], Trial]:
@@ -134,6 +135,7 @@ def row(ran: Ran, root: Path) -> dict[str, Any]:
         "best_achievable": bayes.get("system_cost") or bayes.get("system_error"),
         "seconds": result.get("seconds"),
         "error": ran.error,
+        "refused": ran.refused,
         "folder": str(ran.folder.relative_to(root)) if ran.folder.is_relative_to(root) else str(ran.folder),
     }
 
