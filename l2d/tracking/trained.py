@@ -79,8 +79,6 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     defaults = {str(key): value for key, value in composed.items()}  # for settings that the run did not have yet
     trainer = {"trainer": {**composed.trainer, **run.config["trainer"]}}
     cfg = DictConfig(defaults | run.config | trainer | chosen)
-    if "pretrained" in cfg.backbone:
-        cfg.backbone.pretrained = False  # nothing to download: the weights come from the file
     OmegaConf.set_struct(cfg, True)
     for change in parsed:
         if change not in groups:
@@ -88,9 +86,26 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
                 OmegaConf.update(cfg, change.key_or_group, change.value(), merge=False)  # {a: 1} is the whole value
             except ValueError as error:  # a name below a list
                 raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
+    return _ready(cfg), {_touched(str(change.key_or_group)) for change in parsed}
+
+
+def setting_of(run: Run) -> DictConfig:
+    """The saved setting as it is."""
+    absent = {"system", "rule", "init", "freeze"} - run.config.keys()
+    if absent:
+        raise UserError(
+            f"{run.folder / 'config.yaml'} has no {', '.join(sorted(absent))}: it is of an earlier version; train again."
+        )
+    return _ready(DictConfig(run.config))
+
+
+def _ready(cfg: DictConfig) -> DictConfig:
+    """The setting, checked, for weights that come from a file: nothing is downloaded, nothing is started from."""
+    if "pretrained" in cfg.backbone:
+        cfg.backbone.pretrained = False
     cfg.init, cfg.freeze = None, []
     check(cfg)
-    return cfg, {_touched(str(change.key_or_group)) for change in parsed}
+    return cfg
 
 
 def _touched(key: str) -> str:
