@@ -30,7 +30,10 @@ COMMANDS = {
     "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
     "check": Command(
-        "l2d.check:main", "loss=NAME [KEY=VALUE ...]", "judge a loss by its exact minimisers on random joints", ("loss",)
+        "l2d.check:main",
+        "loss=NAME [KEY=VALUE ...]",
+        "judge a loss by its exact minimisers on random joints",
+        ("loss",),
     ),
     "bench": Command(
         "l2d.bench.cli:main", "[quick|full] [KEY=VALUE ...]", "compare methods on tasks with a known optimum"

@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
     parser.add_argument("words", nargs="*", metavar="INPUT", help="inputs, and settings as KEY=VALUE")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv, .jsonl or .parquet; else CSV to standard output")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=".csv, .jsonl or .parquet; else CSV to standard output"
+    )
     parser.add_argument("--batch-size", type=int, metavar="N", help="inputs at a time; else as in training")
     add_config_dir(parser)
     options = parser.parse_intermixed_args(arguments)
@@ -72,7 +74,9 @@ def refuse_other_changes(changes: list[str]) -> None:
     allowed = COMMANDS["predict"].settings
     for change in changes:
         if not change.startswith(allowed):
-            raise UserError(f"{change} cannot be changed here; l2d predict takes rule, {', '.join(allowed[1:])}, trust.")
+            raise UserError(
+                f"{change} cannot be changed here; l2d predict takes rule, {', '.join(allowed[1:])}, trust."
+            )
 
 
 def predict_run(run: Run, cfg: DictConfig, inputs: list[str], out: Path | None, batch_size: int | None) -> None:

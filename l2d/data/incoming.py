@@ -72,7 +72,9 @@ def from_array(
     as_kept = preprocessing.stored == "bytes" and tuple(values.shape[2:]) == stored_size(preprocessing)
     for start in range(0, len(values), batch_size):
         part = values[start : start + batch_size]
-        names = [str(i) for i in range(start, start + len(part))] if ids is None else list(ids[start : start + batch_size])
+        names = (
+            [str(i) for i in range(start, start + len(part))] if ids is None else list(ids[start : start + batch_size])
+        )
         if floats:
             yield _finite(names, part.float())
         elif as_kept:
@@ -128,7 +130,10 @@ def checked_array(array: np.ndarray | Tensor, preprocessing: Preprocessing) -> T
     found = f"The inputs are {str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
     if preprocessing.stored == "floats":
         vectors = len(shape) == 1
-        if not (values.is_floating_point() or (vectors and values.dtype not in (torch.bool, torch.complex64, torch.complex128))):
+        if not (
+            values.is_floating_point()
+            or (vectors and values.dtype not in (torch.bool, torch.complex64, torch.complex128))
+        ):
             raise UserError(f"{found}; this run was trained on floating-point numbers {_batch_of(shape)}.")
         if tuple(values.shape[1:]) != shape:
             raise UserError(f"{found}; this run was trained on {_batch_of(shape)}.")
@@ -161,7 +166,10 @@ def _finite(ids: list[str], values: Tensor) -> Incoming:
     if good.all():
         return Incoming(ids, values, {})
     firsts = {i: int((~good[i]).nonzero()[0]) for i in (~good.all(dim=1)).nonzero().squeeze(1).tolist()}
-    errors = {i: f"Its number {first + 1} is not finite in float32; fill it, scale it or leave it out." for i, first in firsts.items()}
+    errors = {
+        i: f"Its number {first + 1} is not finite in float32; fill it, scale it or leave it out."
+        for i, first in firsts.items()
+    }
     return Incoming(ids, values[good.all(dim=1)], errors)
 
 

@@ -34,7 +34,12 @@ class Decider:
     """Decides under the rule of a config. `rota` says who is there, instead of the table that `rule.available` names."""
 
     def __init__(
-        self, cfg: DictConfig, system: System, names: tuple[list[str], list[str]], held_out: Predicted | None, rota: Rota | None
+        self,
+        cfg: DictConfig,
+        system: System,
+        names: tuple[list[str], list[str]],
+        held_out: Predicted | None,
+        rota: Rota | None,
     ):
         self.system, (self.class_names, self.expert_names) = system, names
         check_callable(cfg)
@@ -58,7 +63,9 @@ class Decider:
         for part in merged(parts, AT_ONCE if self.casewise else None):
             yield self.table(part)
         if self.rota and self.rota.row_of is None and self.count != len(self.rota.there):
-            raise UserError(f"{self.rota.where} has {len(self.rota.there)} rows for {self.count} inputs; give one each.")
+            raise UserError(
+                f"{self.rota.where} has {len(self.rota.there)} rows for {self.count} inputs; give one each."
+            )
 
     def table(self, seen: Seen) -> Predictions:
         """The rows of some inputs."""
@@ -111,7 +118,9 @@ class Decider:
             return there & self.rota.of_ids(ids)
         rows = self.rota.there[self.count : self.count + len(ids)]
         if len(rows) < len(ids):
-            raise UserError(f"{self.rota.where} has {len(self.rota.there)} rows and there are more inputs; give one each.")
+            raise UserError(
+                f"{self.rota.where} has {len(self.rota.there)} rows and there are more inputs; give one each."
+            )
         return there & rows
 
 

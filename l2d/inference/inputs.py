@@ -90,7 +90,9 @@ class Intake:
         shape = self.preprocessing.shape
         if self.preprocessing.stored == "floats" or shape[0] != 3:
             given = f"arrays [N, {', '.join(map(str, shape))}]"
-            raise UserError(f"{what} cannot be shown to a system that was trained on {given}; give such an array, or an .npz with it as x.")
+            raise UserError(
+                f"{what} cannot be shown to a system that was trained on {given}; give such an array, or an .npz with it as x."
+            )
 
 
 def listed_files(word: str) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ class Stored(Group):
     std: list[float]
     resize: AtLeast1 | None
     stored: Literal["", "bytes", "floats", "files"] = ""
-    columns: list[str] = []
+    columns: list[str] | None = None
 
 
 class Data(Group):
@@ -84,7 +84,9 @@ def check_finished(run: Run) -> None:
         found = f"its status is {status}" if status else "it has no result.json"
         raise UserError(f"{run.folder} is not a finished run ({found}); the command that trained it continues it.")
     if any(run.result.get(name) is None for name in ("class_names", "experts", "data", "preprocessing")):
-        raise UserError(f"{run.folder} was made by version 0.1, which did not record its preprocessing; train it again.")
+        raise UserError(
+            f"{run.folder} was made by version 0.1, which did not record its preprocessing; train it again."
+        )
     validate(Data, run.result["data"], f"{run.folder / 'result.json'}: data")
 
 
@@ -102,9 +104,7 @@ def preprocessing_of(run: Run, path: Path, facts: dict[str, Any]) -> Preprocessi
             f"{run.folder} was trained on inputs from a source of its own (dataset._target_={run.config['dataset'].get('_target_')}), so "
             "it is not known how new ones are prepared."
         )
-    return Preprocessing(
-        shape, mean, std, given["resize"], stored=stored, columns=tuple(given.get("columns") or ())
-    )
+    return Preprocessing(shape, mean, std, given["resize"], stored=stored, columns=tuple(given.get("columns") or ()))
 
 
 def _guessed(run: Run, shape: tuple[int, ...], mean: tuple[float, ...], std: tuple[float, ...]) -> str:

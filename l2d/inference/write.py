@@ -30,7 +30,9 @@ def write_csv(file: BinaryIO, parts: Parts) -> None:
 
 def write_jsonl(file: BinaryIO, parts: Parts) -> None:
     for part in parts:
-        lines = (json.dumps({name: _utf8(value) for name, value in row.items()}, ensure_ascii=False) for row in part.rows())
+        lines = (
+            json.dumps({name: _utf8(value) for name, value in row.items()}, ensure_ascii=False) for row in part.rows()
+        )
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 

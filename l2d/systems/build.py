@@ -31,7 +31,9 @@ class Sizes(NamedTuple):
     num_train: int = 0  # training samples
 
     @classmethod
-    def seeing(cls, given: Preprocessing, num_classes: int, num_experts: int, complete: bool, num_train: int) -> "Sizes":
+    def seeing(
+        cls, given: Preprocessing, num_classes: int, num_experts: int, complete: bool, num_train: int
+    ) -> "Sizes":
         """The sizes of a system that sees inputs with this preprocessing."""
         statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
         return cls(num_classes, num_experts, given.shape, complete, statistics, num_train)
