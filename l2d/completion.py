@@ -82,7 +82,12 @@ def _following(before: list[str], word: str) -> list[str]:
     if len(before) == 1 and "=" not in first:
         return first.split("|") if first.islower() else []
     known = _settings(before, word) if takes_settings else []
-    return [text for text in known if text.startswith(command.settings) or text in command.settings]
+    return [text for text in known if text.startswith(command.settings) or _leads_to(text, command.settings)]
+
+
+def _leads_to(text: str, settings: tuple[str, ...]) -> bool:
+    """Whether a group such as `experts.` has one of these settings in it."""
+    return text.endswith(".") and any(setting.startswith(text) for setting in settings)
 
 
 def _settings(before: list[str], word: str) -> list[str]:

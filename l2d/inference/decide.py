@@ -29,6 +29,10 @@ class Seen(NamedTuple):
     outputs: Tensor | None  # [m, *] on the CPU; None: no input could be read
     errors: dict[int, str]  # position among the ids -> why the input could not be read
 
+    def read(self) -> Tensor:
+        """[m] the positions of those that could be read."""
+        return torch.tensor([i for i in range(len(self.ids)) if i not in self.errors], dtype=torch.int64)
+
 
 class Decider:
     """Decides under the rule of a config. `rota` says who is there, instead of the table that `rule.available` names."""
@@ -69,44 +73,46 @@ class Decider:
 
     def table(self, seen: Seen) -> Predictions:
         """The rows of some inputs."""
-        read = [i for i in range(len(seen.ids)) if i not in seen.errors]
-        there = self.there(seen.ids)[read]  # [m, J]
+        there, errors = self.there(seen.ids), dict(seen.errors)  # [N, J]
         self.count += len(seen.ids)
         columns: dict[str, list[Any]] = {name: [None] * len(seen.ids) for name in COLUMNS}
-        columns["id"] = seen.ids
-        columns["error"] = [seen.errors.get(i) for i in range(len(seen.ids))]
         if seen.outputs is not None:
-            for name, values in self.columns(seen.outputs, there).items():
-                for i, value in zip(read, values, strict=True):
-                    columns[name][i] = value
-        return Predictions(columns)
+            beliefs = believed(self.system, seen.outputs)  # [m, K+J]
+            good, rows = beliefs.isfinite().all(dim=1), seen.read()  # [m], [m]
+            errors |= dict.fromkeys(rows[~good].tolist(), "The system has no finite beliefs about it.")
+            if good.any():
+                decided = self.columns(beliefs[good], seen.outputs[good], there[rows[good]])
+                for name, values in decided.items():
+                    for i, value in zip(rows[good].tolist(), values, strict=True):
+                        columns[name][i] = value
+        return Predictions({**columns, "id": seen.ids, "error": [errors.get(i) for i in range(len(seen.ids))]})
 
-    def columns(self, outputs: Tensor, there: Tensor) -> dict[str, list[Any]]:
-        """What is decided for outputs [m, *] where these experts [m, J] are there."""
-        beliefs = believed(self.system, outputs)  # [m, K+J]
+    def columns(self, beliefs: Tensor, outputs: Tensor, there: Tensor) -> dict[str, list[Any]]:
+        """What is decided by beliefs [m, K+J] and outputs [m, *] where these experts [m, J] are there."""
         order = outputs if outputs.shape == beliefs.shape else beliefs
         answers = torch.full(there.shape, -1)  # nobody has been heard yet
         decision = self.rule(Cases(beliefs, answers, there, order, self.deployment))
         classes, experts = np.array(self.class_names, dtype=object), np.array(self.expert_names, dtype=object)
-        predicted, somebody = classes[decision.predicted].tolist(), there.any(dim=1).tolist()
-        accuracy = pick(beliefs, len(classes) + decision.expert).tolist()
+        predicted = classes[decision.predicted].tolist()
+        gain, accuracy = decision.margin, pick(beliefs, len(classes) + decision.expert)  # [m], [m]
+        somebody = there.any(dim=1).tolist()
         return {
             "decision": self.who(decision, predicted),
             "asked": decision.deferred.tolist(),
             "predicted": predicted,
             "probability": pick(beliefs, decision.predicted).tolist(),
             "expert": _where(somebody, experts[decision.expert].tolist()),
-            "expert_accuracy": _where(somebody, accuracy),
-            "gain": _where(somebody, decision.margin.tolist()),
+            "expert_accuracy": _where(somebody, accuracy.tolist()),
+            "gain": _where(gain.isfinite().tolist(), gain.tolist()),  # -inf: not at any price
         }
 
     def who(self, decision: Decision, predicted: list[str]) -> list[str]:
         """The class that is answered, or the names of those who are asked."""
-        answered = list(predicted)
-        for i, j in decision.asked.nonzero().tolist():
+        answered, last = list(predicted), -1
+        for i, j in decision.asked.nonzero().tolist():  # row by row
             name = self.expert_names[j]
-            several = decision.asked[i, :j].any()
-            answered[i] = f"{answered[i]}; {name}" if several else name
+            answered[i] = f"{answered[i]}; {name}" if i == last else name
+            last = i
         return answered
 
     def there(self, ids: list[str]) -> Tensor:

@@ -81,7 +81,7 @@ class TrainedSystem:
         for seen in self.see(inputs, batch_size):
             beliefs = torch.full((len(seen.ids), self.sizes.num_classes + self.sizes.num_experts), torch.nan).double()
             if seen.outputs is not None:
-                beliefs[[i for i in range(len(seen.ids)) if i not in seen.errors]] = believed(self.system, seen.outputs)
+                beliefs[seen.read()] = believed(self.system, seen.outputs)
             parts.append(beliefs)
         return torch.cat(parts)
 
