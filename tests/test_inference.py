@@ -477,7 +477,7 @@ def test_a_run_that_did_not_record_how_its_inputs_were_stored_is_still_read(phot
 
 
 def test_import_l2d_is_fast_and_loading_leaves_random_numbers_alone(photo_run):
-    code = "import sys, l2d; assert not {'torch', 'hydra', 'pandas'} & set(sys.modules); l2d.load"
+    code = "import sys, l2d; assert not {'torch', 'hydra', 'pandas'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     state = torch.get_rng_state()
     l2d.load(photo_run("loss=ova"))
@@ -492,7 +492,7 @@ def test_weights_and_inputs_are_on_the_device_of_the_system(features_run):
     assert system.to("cpu") is system
     system._move(Place(torch.device("meta")))
     assert {tensor.device.type for tensor in system.system.state_dict().values()} == {"meta"}
-    outputs = forward(system.system, system._prepared(torch.zeros(4, 3)), system.place)
+    outputs = forward(system.system, system.prepared(torch.zeros(4, 3)), system.place)
     assert outputs.device.type == "meta" and outputs.shape == (4, 4)
     with pytest.raises(UserError, match="gpu9"):
         system.to("gpu9")

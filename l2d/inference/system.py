@@ -143,7 +143,7 @@ class TrainedSystem:
         rows = size if self.cfg.trainer.compile else 0
         before: Seen | None = None
         for ids, values, errors in self.intake.batches(inputs, size):
-            outputs = forward(self.system, self._prepared(values), self.place, rows) if len(values) else None
+            outputs = forward(self.system, self.prepared(values), self.place, rows) if len(values) else None
             if before is not None:
                 yield before._replace(outputs=None if before.outputs is None else before.outputs.cpu())
             before = Seen(ids, outputs, errors)
@@ -161,7 +161,7 @@ class TrainedSystem:
             if self.preprocessing.stored != "floats":
                 self.feed.normalise_bytes()
 
-    def _prepared(self, values: Tensor) -> Tensor:
+    def prepared(self, values: Tensor) -> Tensor:
         """Inputs [b, ...] on the device, as the model sees them."""
         values = values.to(self.place.device, non_blocking=True)
         return values if self.feed is None else self.feed.prepare(values, epoch=0, step=0)
