@@ -1,7 +1,7 @@
 """The candidates for the embedded default, by their error on held-out data, mean over losses and seeds.
 
-    l2d train -m experiment=embedded_default output_dir=outputs/embedded_default hydra/launcher=joblib
-    scripts/embedded_default outputs/embedded_default
+l2d train -m experiment=embedded_default output_dir=outputs/embedded_default hydra/launcher=joblib
+scripts/embedded_default outputs/embedded_default
 """
 
 import argparse

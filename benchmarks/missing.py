@@ -51,7 +51,7 @@ def trained(loss: str, rate: float, seed: int, folder: Path) -> tuple[float, flo
     overrides = (
         f"loss={loss}", "experts._target_=missing.answering", "~experts.group", "~experts.classes_per_expert",
         "~experts.in_domain", "~experts.in_group", f"+experts.rate={rate}", "experts.num=4", "dataset.num_train=60000",
-        "backbone.layers=1", "backbone.hidden=96", "trainer.epochs=8", f"seed={seed}", f"output_dir={folder}",
+        "backbone.layers=1", "backbone.hidden=96", "trainer.epochs=8", "optim=sgd_cosine", f"seed={seed}", f"output_dir={folder}",
         "verbose=false", "trainer.device=cpu",
     )  # fmt: skip
     cfg = compose(overrides)

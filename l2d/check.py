@@ -15,7 +15,7 @@ from rich.progress import Progress
 from l2d.atomic import atomic_write, obstacle
 from l2d.compose import add_config_dir, compose
 from l2d.conf_files import Folders, group_files
-from l2d.errors import Arguments, UserError, errors_as_sentences, notify, show
+from l2d.errors import Arguments, UserError, errors_as_sentences, notices_once, notify, show
 
 if TYPE_CHECKING:
     from l2d.theory.per_sample import PerSample
@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
         if options.out:
             _check_writable(options.out)
         losses = chosen_losses(options.words, options.config_dir)
-        check(losses, options.joints, options.seed, options.out)
+        with notices_once():  # a loss is built for many numbers of classes and experts
+            check(losses, options.joints, options.seed, options.out)
 
 
 def chosen_losses(words: list[str], config_dirs: Folders) -> dict[str, DictConfig]:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import NoReturn
 
 _LOG = logging.getLogger("l2d")
@@ -131,9 +132,26 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_shown: ContextVar[set[str] | None] = ContextVar("_shown", default=None)  # the notices that are not to be repeated
+
+
+@contextmanager
+def notices_once() -> Iterator[None]:
+    """Within it a notice is shown once, however often its cause comes back."""
+    before = _shown.set(set())
+    try:
+        yield
+    finally:
+        _shown.reset(before)
+
+
 def notify(text: str) -> None:
     """Notify the user while the program goes on: one line on stderr and one in the run's log."""
     text = visible(text)
+    if (shown := _shown.get()) is not None:
+        if text in shown:
+            return
+        shown.add(text)
     with suppress(OSError, ValueError):  # a closed terminal, a full disk: no reason to stop
         _LOG.warning(text)
     with suppress(OSError, ValueError):

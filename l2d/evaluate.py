@@ -103,6 +103,7 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     if ranks.count > 1:
         raise UserError("l2d evaluate works in one process; start it without torchrun.")
     path, weights = weights_of(run)
+    refuse_other_held_out(cfg, run)
     same_data = not touched & {"dataset", "seed"}
     if same_data:
         refuse_other_data(cfg, run)
@@ -119,6 +120,16 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     place = place.take(system, cfg.trainer)
     loaders = evaluation_loaders(cfg, system, task, place)
     return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), Known.of(task))
+
+
+def refuse_other_held_out(cfg: DictConfig, run: Run) -> None:
+    """What a run held out was decided when it was trained: any other sample of that data was trained on."""
+    before = run.config.get("held_out") or 0
+    if cfg.held_out != before:
+        raise UserError(
+            f"held_out={cfg.held_out:g}: this run was trained with held_out={before:g}, and rules are fitted on what it was not "
+            "trained on; leave it out, or train again."
+        )
 
 
 def matched(task: "Task", weights: "Weights", path: Path, any_experts: bool = False) -> "Task":

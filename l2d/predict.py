@@ -81,6 +81,7 @@ def refuse_other_changes(changes: list[str]) -> None:
 
 def predict_run(run: Run, cfg: DictConfig, inputs: list[str], out: Path | None, batch_size: int | None) -> None:
     """Decide about the inputs and write a row for each."""
+    from l2d.evaluation.rules import method_of
     from l2d.inference.system import TrainedSystem
     from l2d.place import Place, Ranks
 
@@ -91,8 +92,7 @@ def predict_run(run: Run, cfg: DictConfig, inputs: list[str], out: Path | None, 
     decider = trained.decider(cfg)
     if trained.vouches_for == "none":
         notify(
-            f"loss={cfg.loss.get('name')} with system={cfg.system.get('name')} gives no estimates of accuracies: probability, "
-            "expert_accuracy and gain are good for their order alone."
+            f"{method_of(cfg)} gives no estimates of accuracies: probability, expert_accuracy and gain are good for their order alone."
         )
     count, errors, first = 0, 0, ""
     with progress() as bar:

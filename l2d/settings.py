@@ -179,8 +179,10 @@ def _number(schema: dict[str, Any]) -> str:
 
 def _sentence(error: Any, schema: dict[str, Any], value: Any, key: str) -> str:
     """What pydantic found, as `key=value must be ...`, with the key of the entry if it is inside a mapping."""
-    models, missing = schema.get("$defs", {}), error["type"] == "missing"
-    for part in () if "[key]" in error["loc"] else error["loc"]:
+    models, missing, parts = schema.get("$defs", {}), error["type"] == "missing", error["loc"]
+    if "[key]" in parts:  # a name of the wrong kind: show the mapping that it stands in
+        parts = parts[: parts.index("[key]") - 1]
+    for part in parts:
         inner = _entry(schema, part)
         if inner is None or not isinstance(value, dict) or (part not in value and not missing):
             break  # inside a list or a union: show the whole value

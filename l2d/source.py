@@ -21,18 +21,18 @@ PACKAGE_FOLDERS = {"site-packages", "dist-packages"}  # of this environment, of 
 
 
 def named_code(groups: dict[str, Any]) -> dict[str, str]:
-    """key -> package.module.name, for all code that is not l2d's own."""
+    """key -> package.module.name, for all code that a config names."""
     found: dict[str, str] = {}
     for key, value in flatten(groups).items():
         if key.rpartition(".")[2] in CODE_KEYS:
             for number, name in enumerate(value if isinstance(value, list) else [value]):
-                if isinstance(name, str) and "." in name and not name.startswith("l2d."):
+                if isinstance(name, str) and "." in name:
                     found[f"{key}.{number}" if isinstance(value, list) else key] = name
     return found
 
 
 def code_digests(groups: dict[str, Any]) -> dict[str, str]:
-    """key -> digest of the source that it names, for a user's own code; installed packages have a version instead."""
+    """key -> digest of the source that it names, for a user's own code; l2d and installed packages have a version instead."""
     digests = {key: source_digest(name) for key, name in named_code(groups).items()}
     return {key: digest for key, digest in digests.items() if digest}
 

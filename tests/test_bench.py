@@ -76,6 +76,19 @@ def test_every_method_has_the_same_trials_and_reported_seeds_are_others():
     assert not any("test" in word for entry in trials for word in entry.overrides)
 
 
+def test_a_real_task_takes_the_path_of_its_data():
+    paths = {"cifar10h": "a b/c.npz", "annotators": "images/answers.csv"}
+    tasks = make_protocol(Chosen("quick", tasks=["shift"], paths=paths)).tasks
+    here = Path.cwd()
+    assert tasks == {
+        "shift": ["task=shift"],
+        "cifar10h": ["task=cifar10h", f"dataset.path='{here}/a b/c.npz'", "optim=sgd_cosine"],
+        "annotators": [
+            "task=annotators", f"dataset.root='{here}/images'", "dataset.manifest='answers.csv'", "optim=sgd_cosine",
+        ],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [

@@ -41,7 +41,13 @@ IN_FILES = {
     "micebone": (3, {}, 8),
     "chaoyang": (4, {}, 3),
 }
-NEEDS = {"animal": "animal", "dog": "dog", "specialist": "specialty"}  # experts, up to the first _ -> class group
+NEEDS = {
+    "animal": "animal",
+    "dog": "dog",
+    "specialist": "specialty",
+    "generalist": "specialty",
+    "graded": "specialty",
+}  # experts, up to the first _ -> class group
 FREE = {  # choices that leave a result as it is
     "trainer.device": "cpu",
     "trainer.log_every": 7,

@@ -35,13 +35,15 @@ from l2d.place.memory import available_memory
 from l2d.place.place import WORKSPACE
 from l2d.place.ranks import refuse_shared_gpus
 from l2d.signals import StopSignal
-from l2d.systems import CompareConfidence, ScoreSystem, TwoStage
+from l2d.systems import CompareConfidence, ScoreSystem, SelectiveSystem, TwoStage
+from l2d.systems.population import PooledPopulation, PosteriorPopulation
 from l2d.training.checkpoint import Checkpoints
 from l2d.training.loop import fit, forward
 from l2d.training.state import TrainingState
 
 K, J, B = 4, 3, 6
 CUDA = torch.device("cuda")
+LOSSES = sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"})
 PREPROCESSING = Preprocessing((3, 8, 8), (0.5,) * 3, (0.5,) * 3, augment="crop_flip")
 
 
@@ -76,13 +78,24 @@ def test_losses_stay_on_the_device(batch, formulation, base):
 
 
 @pytest.mark.parametrize("complete", [False, True])
-@pytest.mark.parametrize("name", sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"}))
+@pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_and_its_beliefs_stay_on_the_device(batch, composed, name, complete):
     cfg = composed(f"loss={name}", "experts.costs=0.1")
     loss = build(cfg, "loss", num_classes=K, complete=complete)
     value, beliefs = loss(*batch), loss.beliefs(batch[0])
     assert (value.device.type, value.shape, value.dtype) == ("cuda", (), torch.float32)
     assert (beliefs.device.type, beliefs.shape) == ("cuda", (B, K + J))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_of_every_loss_stays_on_the_device(composed, name):
+    """The meta device stands in for CUDA: autograd needs a driver for that one."""
+    loss = build(composed(f"loss={name}", "experts.costs=0.1"), "loss", num_classes=K, complete=False)
+    with torch.device("meta"):
+        scores = torch.zeros(B, K + J, requires_grad=True)
+        labels, answers = torch.zeros(B, dtype=torch.long), torch.zeros(B, J, dtype=torch.int8)
+    (gradient,) = torch.autograd.grad(loss(scores, labels, answers), scores)
+    assert (gradient.device.type, gradient.shape) == ("meta", (B, K + J))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -146,10 +159,14 @@ class CostlyLoss(DeferralLoss):
         return super().forward(scores * self.temperature, labels, answers) + self.costs.sum()
 
 
+def small_mlp(num_outputs: int) -> MLP:
+    return MLP(num_outputs, (3, 8, 8), 8, 1)
+
+
 def of_two_stages() -> TwoStage:
     loss = DeferralLoss("picce", "ova", K, weight="balanced")
     return TwoStage(
-        lambda n: MLP(n, (3, 8, 8), 8, 1),
+        small_mlp,
         loss,
         K,
         J,
@@ -163,7 +180,15 @@ def of_two_stages() -> TwoStage:
 
 
 @pytest.mark.parametrize(
-    "make", [of_two_stages, lambda: CompareConfidence(lambda n: MLP(n, (3, 8, 8), 8, 1), K, J)], ids=["two", "compare"]
+    "make",
+    [
+        of_two_stages,
+        lambda: CompareConfidence(small_mlp, K, J),
+        lambda: SelectiveSystem(small_mlp, K, J, seed=0, table=True, strength=10),
+        lambda: PosteriorPopulation(small_mlp, K, J, 20, 2.0),
+        lambda: PooledPopulation(small_mlp, K, J, 20, 8),
+    ],
+    ids=["two", "compare", "selective", "posterior", "pooled"],
 )
 def test_every_stage_of_a_system_is_computed_on_its_place(make):
     meta, system = torch.device("meta"), make()
@@ -176,7 +201,7 @@ def test_every_stage_of_a_system_is_computed_on_its_place(make):
         assert stage.loss(system.train()(batch.inputs).bfloat16(), batch).device.type == "meta"
     outputs = forward(system, batch.inputs, place, rows=2 * B)
     beliefs = system.beliefs(outputs)
-    assert (outputs.shape, beliefs.shape, beliefs.device.type) == ((B, K + J), (B, K + J), "meta")
+    assert (outputs.device.type, beliefs.shape, beliefs.device.type) == ("meta", (B, K + J), "meta")
 
 
 def test_a_system_moves_to_its_place_with_its_loss():

@@ -93,6 +93,30 @@ def test_without_changes_the_metrics_are_exactly_those_of_training(cli, folder, 
     assert [float(number) for number in ours.split()[-3:]] == [round(expected[key], 2) for key in header.split()]
 
 
+@pytest.mark.parametrize("what", ["", "model.safetensors"])
+@pytest.mark.parametrize("held_out", ["0.3", "1e-2"])
+def test_rules_are_not_fitted_on_samples_that_the_run_was_trained_on(cli, folder, what, held_out):
+    """The run held nothing out, so whatever is held out now was trained on; nor are they fitted on other data."""
+    err = refused(cli(folder / what, "rule=budget", f"held_out={held_out}"))
+    assert f"held_out={float(held_out):g}" in err and "held_out=0," in err
+    assert "held_out=0" in refused(cli(folder / what, "rule=budget"))
+    assert "held_out=0" in refused(cli(folder / what, "rule=budget", "dataset.num_test=50"))
+    assert not (folder / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("defer_at_most=20", "no setting defer_at_most."),
+        ("rule.defer=20", "no setting rule.defer; rule=budget has rule.defer_at_most,"),
+        ("rule.defer_at_most.x=20", "no setting rule.defer_at_most.x"),
+        ("experts.price=1", "experts.costs"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_named_with_those_that_do(cli, folder, change, named):
+    assert named in refused(cli(folder, "rule=budget", change))
+
+
 def test_the_full_evaluation_is_the_one_that_training_wrote(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["l2d-train", *SETTING, "evaluation=full", "held_out=0.1"])
@@ -285,6 +309,9 @@ def test_damaged_or_dangerous_files_are_refused_and_nothing_is_run(cli, folder, 
         ("loss", "formulation", "os.system"),
         ("dataset", "_target_", "os.getcwd"),
         ("rule", "_target_", "shutil.rmtree"),
+        ("backbone", "_target_", "l2d.data.import_module"),  # importlib's, which l2d/data/__init__.py uses
+        ("experts", "_target_", "l2d.config.locate"),
+        ("loss", "_target_", "l2d.models.MLP"),  # l2d's own, and no loss
         ("evaluation", "metrics", ["antigravity.fly"]),
     ],
 )

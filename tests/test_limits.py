@@ -358,6 +358,9 @@ def test_a_limit_on_the_command_line_replaces_that_of_the_run(finished, monkeypa
 
     config = (folder / "config.yaml").read_text()
     assert limits_under("rule=caps", "rule.caps={expert_1: 3}", "experts.costs=0.1")[1]["at_most"] == 3
+    row, written = limits_under("rule=caps", "rule.caps={expert_1: 3}")[1], capfd.readouterr().out
+    assert f"expert_1 {row['load']:.4g} of 3% (price {row['price']:.3f}" in written and "system cost" in written
+    assert "expert_0 " not in written  # who has no limit is not listed
     try:
         (folder / "config.yaml").write_text(
             config.replace(

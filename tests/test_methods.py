@@ -389,6 +389,42 @@ def test_unequal_costs_are_refused_before_training():
     assert same.cost == 0.1
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.3, "balanced"])
+@pytest.mark.parametrize("base", ["ce", "ova", "decoupled", "asm"])
+def test_the_gradient_of_soft_picce_is_that_of_its_value(base, weight):
+    scores, labels, answers = random_case(3, batch=8)
+    loss = SoftPicce(base, K, weight=weight)
+    assert torch.autograd.gradcheck(lambda s: loss.losses(s, labels, answers), scores.double().requires_grad_())
+
+
+@pytest.mark.parametrize("base", ["gce", "torch.nn.functional.cross_entropy"])
+def test_soft_picce_refuses_a_base_whose_gradient_it_would_not_have(base):
+    with pytest.raises(UserError, match=rf"loss\.base={base}"):
+        SoftPicce(base, K)
+
+
+@pytest.mark.parametrize("classes", ["all", "best"])
+@pytest.mark.parametrize("base", ["ce", "ova"])
+def test_training_time_costs_on_the_weights_of_picce_as_written(base, classes):
+    """phi(y) + c sum of phi(k) over the classes that earn it + phi(K + j) of the most confident correct expert."""
+    scores, labels, answers = random_case(3)
+    loss = CostSensitive(classes, COST, formulation="picce", base=base, num_classes=K)
+    got = loss.losses(scores.double(), labels, answers).tolist()
+    for value, theta, y, m in zip(got, scores.tolist(), labels.tolist(), answers.tolist(), strict=True):
+        columns = [*range(K), *(K + j for j in range(3) if m[j] >= 0)]
+        correct = [K + j for j in range(3) if m[j] == y]
+        picked = sorted(correct, key=lambda i: theta[i])[-1:]
+        earning = range(K) if classes == "all" else [max(range(K), key=lambda k: theta[k])]
+        taught = {i: float(i == y) + COST * (i in earning) + (i in picked) for i in columns}
+        if base == "ce":
+            total = sum(exp(theta[i]) for i in columns)
+            expected = -sum(share * log(exp(theta[i]) / total) for i, share in taught.items())
+        else:
+            most = 1 + COST * len(earning)
+            expected = sum(most * log(1 + exp(theta[i])) - taught[i] * theta[i] for i in columns)
+        assert value == pytest.approx(expected, rel=1e-6)
+
+
 def test_soft_picce_shares_one_unit_among_the_correct_experts():
     """theta = log [1, 1 | 1, 3, 4], the first two experts right: w = (1/4, 3/4, 0), and -log p of both together."""
     loss = SoftPicce("ce", 2)

@@ -318,13 +318,15 @@ def test_the_curve_equals_a_plain_loop_over_prices(seed):
     assert (metrics["coverage"], 100 - metrics["system_error"]) in expected
 
 
-def test_area_and_grid_by_hand():
-    """From accuracy 60 at coverage 20 over 80 at 60 to 50 at 100: area (40 * 70 + 40 * 65) / 80."""
-    got = curve_summary(f64([20, 60, 100]), f64([60, 80, 50]), points=6)
-    assert got["area"] == pytest.approx(67.5)
-    assert got["coverage"] == pytest.approx([0, 20, 40, 60, 80, 100])
-    assert got["accuracy"][0] is None
-    assert got["accuracy"][1:] == pytest.approx([60, 70, 80, 65, 50])
+def test_the_grid_lies_on_the_curve_and_is_empty_where_it_does_not_reach():
+    scores, labels, answers = random_batch(0, n=40, missing=False)
+    answers[:8] = -1  # nobody can be asked about these: the curve begins at coverage 20
+    outcome = outcome_with(scores, labels, answers)
+    coverage, accuracy = (values.tolist() for values in coverage_curve(outcome))
+    got = curve_summary(outcome, points=11)
+    assert got["coverage"] == pytest.approx(list(range(0, 101, 10))) and got["optimum"] is None
+    assert coverage[0] == 20 and got["accuracy"][:2] == [None, None]
+    assert got["accuracy"][2] == accuracy[0] and got["accuracy"][-1] == accuracy[-1]
 
 
 def test_experts_without_any_answer_are_never_asked():
@@ -332,7 +334,7 @@ def test_experts_without_any_answer_are_never_asked():
     outcome = outcome_with(scores, labels, torch.full_like(answers, -1))
     coverage, accuracy = coverage_curve(outcome)
     assert coverage.tolist() == [100]
-    assert curve_summary(coverage, accuracy, 3)["area"] == accuracy.item()
+    assert curve_summary(outcome, 3)["accuracy"] == [None, None, accuracy.item()]
     (row,) = under_budget(outcome, outcome, [50])
     assert row["coverage"] == 100 and row["price"] is None
 

@@ -91,6 +91,17 @@ def test_an_evaluation_with_other_settings_is_named_and_not_averaged(tmp_path, c
     assert str(folder) in line and "evaluation.posterior" in line
 
 
+def test_the_error_with_fewer_experts_is_drawn_whatever_other_numbers_of_experts_there_are(tmp_path, capsys):
+    curve = {"questions": [0.0, 100.0], "error": [50.0, 30.0], "spent": [0.0, 0.0], "optimum": None}
+    for num, seeds in ((1, (0, 1)), (3, (0,))):
+        for seed in seeds:
+            fewer = {"present": list(range(num + 1)), "system_error": [50.0 - k for k in range(num + 1)]}
+            add_evaluation(write_run(tmp_path, "ce", num, seed, (30.0, 60, 50)), questions=curve, fewer_experts=fewer)
+    _, _, present = full_figures(load_runs(tmp_path), METHODS)["questions"].axes
+    assert [list(line.get_ydata()) for line in present.get_lines()] == [[50, 49, 48, 47]]
+    assert capsys.readouterr().err == ""
+
+
 def test_underfitting_over_the_epochs(tmp_path):
     for seed, end in ((0, 20), (1, 40)):
         folder = write_run(tmp_path, "ce", 4, seed, (30.0, 60, 50))

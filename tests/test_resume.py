@@ -18,6 +18,7 @@ import pytest
 from children import start, wait
 from safetensors.torch import load_file
 
+from l2d.atomic import TEMPORARY
 from l2d.errors import UserError
 from l2d.train import run
 from l2d.training.checkpoint import NAMES, Checkpoints
@@ -259,7 +260,7 @@ def test_a_file_that_cannot_be_written_ends_in_a_sentence_and_what_was_there_sta
     said = Path("output.txt").read_text()
     assert os.strerror(errno.EFBIG) in said and "Traceback" not in said
     assert {name: (interrupted / name).read_bytes() for name in NAMES} == before
-    assert not list(interrupted.glob(".*.tmp"))
+    assert not list(interrupted.glob(TEMPORARY))
     assert wait(start(*SETTING)) == 0
     assert outcome(Path("outputs")) == undisturbed
 

@@ -136,6 +136,16 @@ def test_held_out_data_are_asked_for_before_training(tmp_path, monkeypatch, capf
         assert "held_out=0" in capfd.readouterr().err and not list(tmp_path.rglob("result.json")), command
 
 
+def test_costs_are_refused_with_a_system_that_could_weigh_them(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "system=selective", *SMALL, "experts.costs=0.1"])
+    said = capfd.readouterr().err
+    assert "experts.costs=0.1" in said and "system=compare_confidence" in said and "loss=" not in said
+    assert not list(tmp_path.rglob("result.json"))
+    main(["train", "system=compare_confidence", *SMALL, "experts.costs=0.1"])
+
+
 def test_experts_who_know_nothing_are_not_asked():
     """Fitted on 2,000 samples: the system is hardly worse than the classifier alone."""
     rng = torch.Generator().manual_seed(0)

@@ -116,6 +116,7 @@ def test_all_that_names_code_is_found():
         "seed": 0,
     }
     assert named_code(groups) == {
+        "loss._target_": "l2d.losses.DeferralLoss",
         "loss.formulation": "lab.losses.weighted",
         "backbone._target_": "torchvision.models.resnet18",
         "evaluation.metrics.0": "lab.A",

@@ -319,6 +319,24 @@ def test_one_classifier_serves_other_experts_and_losses(trained, composed, capsy
     assert (trained("system=two_stage", "system.stage2=held_out", f"init={held}", "loss=ce") / "metrics.csv").exists()
 
 
+def test_held_out_data_were_not_seen_by_the_run_that_weights_come_from(trained, composed, tmp_path):
+    """Rules are fitted on them. The same rows may be held out again, and other data are other data."""
+    seen, held = trained("loss=ce"), trained("loss=ce", "held_out=0.2")
+    with pytest.raises(UserError, match=r"init=.*held_out=0 and seed=0.*held_out=0\.2"):
+        trained("loss=ova", f"init={seen}", "held_out=0.2")
+    with pytest.raises(UserError, match=r"init=.*held_out=0\.2 and seed=0.*seed=1"):
+        trained("loss=ova", f"init={held}", "held_out=0.2", "seed=1")
+    again = trained("loss=ova", f"init={held}", "held_out=0.2")
+    second = trained("loss=ova", f"init={seen}", "trainer.epochs=1")
+    (second / "config.yaml").write_text((second / "config.yaml").read_text().replace("held_out: 0", "held_out: 0.2"))
+    with pytest.raises(UserError, match=f"init={seen}"):  # the run before
+        trained("loss=asm", f"init={second}", "held_out=0.2")
+    assert trained("loss=asm", f"init={again}", "held_out=0.2").exists()
+    (held / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"config\.yaml.*held_out=0\.2"):
+        trained("loss=decoupled", f"init={held}", "held_out=0.2")
+
+
 def test_networks_that_saw_the_rows_of_a_fold_are_not_the_start_of_its_network(trained, composed):
     first = trained("system=two_stage")
     cfg = composed(*TINY, "system=two_stage", f"init={first}", "seed=1")
@@ -355,7 +373,10 @@ def test_a_two_stage_run_is_evaluated_again_and_reported(trained, stage2):
         (("loss=soft_picce_ce",), "loss .SoftPicce.*ce, ova or gce"),
         (("loss=rs",), "loss .Realizable.*ce, ova or gce"),
         (("loss=css", "experts.costs=0.1"), "loss .CostSensitive.*ce, ova or gce"),
-        (("loss=ce", "experts.costs=0.1"), r"experts\.costs=0\.1"),
+        (
+            ("loss=ce", "experts.costs=0.1"),
+            r"experts\.costs=0\.1 .* loss=ce with system=two_stage .* loss=ova or balanced_ova",
+        ),
     ],
 )
 def test_a_setting_that_no_router_can_have_is_refused(trained, setting, named):

@@ -116,7 +116,10 @@ def make_protocol(chosen: Chosen) -> Protocol:
     for name in [name for name in names if name in real] + [name for name in chosen.paths if name not in names]:
         if name not in chosen.paths:
             raise UserError(f"The task {name} needs its data: --data {name}=PATH.")
-        tasks[name] = [f"task={name}", f"{real[name]}={quoted(str(Path(chosen.paths[name]).absolute()))}"]
+        path = Path(chosen.paths[name]).absolute()
+        parts = {"path": path, "folder": path.parent, "name": path.name}
+        quoted_parts = {part: quoted(str(value)) for part, value in parts.items()}
+        tasks[name] = [f"task={name}", *(word.format(**quoted_parts) for word in real[name])]
     for name in tasks:
         if name not in options["task"]:
             raise UserError(f"--tasks {name} is not a task; choose of {', '.join([*embedded, *real])}.")

@@ -1,14 +1,17 @@
 """Deferral under a budget: one common price on asking, so that the largest probability gaps are deferred first."""
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from l2d.decisions import price_for
+from l2d.decisions import pick, price_for
 from l2d.evaluation.outcome import Outcome
-from l2d.task import Truth
+
+Array = NDArray[np.float64]
 
 
 def coverage_curve(outcome: Outcome) -> tuple[Tensor, Tensor]:
@@ -24,59 +27,87 @@ def coverage_curve(outcome: Outcome) -> tuple[Tensor, Tensor]:
     return coverage.flip(0), (100 * right[attained].double() / total).flip(0)
 
 
-def curve_summary(coverage: Tensor, accuracy: Tensor, points: int) -> dict[str, Any]:
-    """The curve on an even grid of coverages (None where it does not reach) and its mean height, the area."""
-    width = (coverage[-1] - coverage[0]).item()
-    area = torch.trapezoid(accuracy, coverage).item() / width if width else accuracy[0].item()
+def curve_summary(outcome: Outcome, points: int) -> dict[str, list[float | None] | None]:
+    """Accuracy on an even grid of coverages (None where the curve does not reach), and the highest that is possible there
+    where the truth is known."""
+    coverage, accuracy = (values.numpy() for values in coverage_curve(outcome))  # [P]
     grid = np.linspace(0, 100, points)
-    height = np.interp(grid, coverage.numpy(), accuracy.numpy(), left=np.nan)
-    return {
-        "area": area,
-        "coverage": grid.tolist(),
-        "accuracy": [None if np.isnan(value) else value for value in height.tolist()],
-    }
+    optimum = None
+    best = by_truth(outcome)
+    if best is not None:
+        asked = torch.arange(len(best.error)).double()  # [N'+1]
+        optimum = _on_grid(
+            grid, (100 - 100 * asked / len(outcome.labels)).flip(0).numpy(), (100 - best.error).flip(0).numpy()
+        )
+    return {"coverage": grid.tolist(), "accuracy": _on_grid(grid, coverage, accuracy), "optimum": optimum}
+
+
+def _on_grid(grid: Array, x: Array, y: Array) -> list[float | None]:
+    """y at each x of the grid, None left of the first."""
+    return [None if np.isnan(value) else value for value in np.interp(grid, x, y, left=np.nan).tolist()]
+
+
+class Spending(NamedTuple):
+    """What asking about the first 0, 1, .. cases of an order leaves, per 100 cases, [n+1] each."""
+
+    error: Tensor
+    loss: Tensor  # what the errors cost
+    spent: Tensor  # on questions
+
+
+def by_gain(outcome: Outcome) -> Spending:
+    """Cases in the order of what the system believes to gain, as far as anybody is there to ask."""
+    decision = outcome.decision
+    order = decision.margin.argsort(descending=True, stable=True)  # [N]
+    order = order[: int((decision.margin > -torch.inf).sum())]  # [n]
+    expert_says = pick(outcome.answers, decision.expert)  # [N]
+    error = _sums(outcome.classifier_right.double() - outcome.expert_right.double(), order)
+    loss = _sums(outcome.loss_of(expert_says) - outcome.loss_of(decision.predicted), order)
+    alone = (~outcome.classifier_right).double().mean(), outcome.loss_of(decision.predicted).mean()
+    return Spending(100 * alone[0] + error, 100 * alone[1] + loss, _sums(_costs(outcome)[decision.expert], order))
+
+
+def by_truth(outcome: Outcome) -> Spending | None:
+    """The least that errors and questions can cost together, in expectation, with so many questions; None where the truth is
+    not known, or errors have different prices, as in `regret`."""
+    truth, costs = outcome.truth, _costs(outcome)
+    if truth is None or (outcome.deployment and outcome.deployment.loss_matrix is not None):
+        return None
+    there = outcome.decision.gain > -torch.inf  # [N, J]
+    own = truth.eta.max(dim=1).values  # [N]
+    utility, expert = (truth.accuracy - costs).masked_fill(~there, -torch.inf).max(dim=1)  # [N], [N]
+    order = (utility - own).argsort(descending=True, stable=True)[: int(there.any(dim=1).sum())]
+    error = 100 * (1 - own.mean()) + _sums(own - pick(truth.accuracy, expert), order)
+    return Spending(error, error, _sums(costs[expert], order))
+
+
+def _costs(outcome: Outcome) -> Tensor:
+    """[J]"""
+    return (
+        torch.zeros(outcome.answers.shape[1], dtype=torch.float64) if outcome.costs is None else outcome.costs.double()
+    )
+
+
+def _sums(change: Tensor, order: Tensor) -> Tensor:
+    """The sum of a change [N] over the first 0, 1, .. of `order` [n], per 100 cases, [n+1]."""
+    return 100 * F.pad(change[order].double().cumsum(dim=0), (1, 0)) / len(change)
 
 
 def question_curve(outcome: Outcome, points: int) -> dict[str, list[float] | None]:
-    """What a common price on asking does, from nobody asked to everybody: questions, what they cost, error and both together,
-    per 100 cases, on an even grid of questions. Cases are asked about in the order of their gain. `optimum` is the least error
-    that so many questions allow, where the truth is known and nobody is absent."""
-    order = outcome.decision.margin.argsort(descending=True, stable=True)  # [N]
-    total = len(order)
-    possible = int((outcome.decision.margin > -torch.inf).sum())
-    costs = outcome.costs if outcome.costs is not None else outcome.beliefs.new_zeros(outcome.answers.shape[1])  # [J]
-    spent = costs[outcome.decision.expert][order].double().cumsum(dim=0)  # [N]: of asking about the first k
-    change = (outcome.classifier_right.double() - outcome.expert_right.double())[order].cumsum(
-        dim=0
-    )  # [N] of the errors
-    asked = torch.linspace(0, possible, points).round().long()  # [P]
-
-    def at(sums: Tensor) -> Tensor:
-        return torch.where(asked > 0, sums[(asked - 1).clamp(min=0)], 0.0) * 100 / total  # [P]
-
-    error = 100 * (~outcome.classifier_right).double().mean() + at(change)
-    return {
-        "questions": (100 * asked.double() / total).tolist(),
-        "spent": at(spent).tolist(),
-        "error": error.tolist(),
-        "cost": (error + at(spent)).tolist(),
-        "optimum": _least_error(outcome.truth, asked) if outcome.truth and outcome.costs is None else None,
+    """What a common price on asking does, from nobody asked to everybody: questions, what they cost, error and all costs
+    together, per 100 cases, on an even grid of questions. Cases are asked about in the order of their gain. `optimum` and
+    `optimum_spent` are error and spending of the order that the truth gives, where it is known."""
+    ours, best = by_gain(outcome), by_truth(outcome)
+    asked = torch.linspace(0, len(ours.error) - 1, points).round().long()  # [P]
+    curve = {
+        "questions": 100 * asked.double() / len(outcome.labels),
+        "spent": ours.spent[asked],
+        "error": ours.error[asked],
+        "cost": (ours.loss + ours.spent)[asked],
+        "optimum": best and best.error[asked],
+        "optimum_spent": best and best.spent[asked],
     }
-
-
-def _least_error(truth: Truth, asked: Tensor) -> list[float]:
-    """Per 100 cases, with so many questions [P]: the largest true gains are asked about."""
-    own, best = truth.eta.max(dim=1).values, truth.accuracy.max(dim=1).values  # [N], [N]
-    gained = torch.cat([own.new_zeros(1), (best - own).sort(descending=True).values.cumsum(dim=0)])  # [N+1]
-    return (100 * (1 - (own.sum() + gained[asked]) / len(own))).tolist()
-
-
-def augrc(outcome: Outcome) -> float:
-    """Area under the generalised risk-coverage curve, 0-100: the mean over k of the share of all cases that are among the k
-    last to be asked about and that the classifier gets wrong. It rewards asking first where the classifier errs."""
-    order = outcome.decision.margin.argsort(stable=True)  # [N], the surest first
-    wrong = (~outcome.classifier_right).double()[order].cumsum(dim=0)  # [N]
-    return 100 * (wrong / len(order)).mean().item()
+    return {name: None if values is None else values.tolist() for name, values in curve.items()}
 
 
 def under_budget(outcome: Outcome, held_out: Outcome, budgets: list[float]) -> list[dict[str, float | None]]:

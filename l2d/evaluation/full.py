@@ -10,7 +10,8 @@ from torch import Tensor
 from l2d.decisions import best
 from l2d.errors import UserError
 from l2d.evaluation.absence import fewer_experts
-from l2d.evaluation.budget import augrc, coverage_curve, curve_summary, question_curve, under_budget
+from l2d.evaluation.areas import area_summary
+from l2d.evaluation.budget import curve_summary, question_curve, under_budget
 from l2d.evaluation.calibration import belief_errors, calibration
 from l2d.evaluation.constrained import constrained
 from l2d.evaluation.intervals import interval, resampled_means
@@ -41,7 +42,6 @@ def full_evaluation(
     one_opinion, truth = outcome.decision.answer is None, outcome.truth
     believes = outcome.vouches_for == "all" or (outcome.vouches_for == "top" and one_opinion)
     limited = outcome.decision.facts if "limits" in (outcome.decision.facts or {}) else None
-    free = without_limits(outcome, held_out) if limited else outcome
     return {
         "regret": regret(outcome, truth) if truth else None,
         "estimates": belief_errors(outcome, truth) if truth and believes else None,
@@ -49,7 +49,11 @@ def full_evaluation(
         "underfitting": system.underfitting(outcome.outputs, outcome.labels, outcome.answers),
         "posterior": posterior_profile(outcome, system.fitted(outcome.outputs), labels_shown),
         "intervals": intervals(outcome),
-        **(curves(free, held_out, curve_points, budgets) if one_opinion else dict.fromkeys(CURVES)),
+        **(
+            curves(without_limits(outcome, held_out), held_out, curve_points, budgets)
+            if one_opinion
+            else dict.fromkeys(CURVES)
+        ),
         **({"constrained": constrained(outcome, truth, limited)} if truth and limited else {}),
     }
 
@@ -57,7 +61,7 @@ def full_evaluation(
 def curves(outcome: Outcome, held_out: Outcome | None, points: int, budgets: list[float]) -> dict[str, Any]:
     """What becomes of the system as the price of asking and the number of experts change."""
     return {
-        "curve": {**curve_summary(*coverage_curve(outcome), points), "augrc": augrc(outcome)},
+        "curve": {**area_summary(outcome), **curve_summary(outcome, points)},
         "questions": question_curve(outcome, points),
         "budget": under_budget(outcome, held_out, budgets) if held_out else None,
         "fewer_experts": fewer_experts(outcome),
@@ -65,7 +69,9 @@ def curves(outcome: Outcome, held_out: Outcome | None, points: int, budgets: lis
 
 
 def without_limits(outcome: Outcome, held_out: Outcome | None) -> Outcome:
-    """The outcome of the same beliefs, costs and absences under rule=best: a curve moves the price itself."""
+    """The outcome of the same beliefs, costs and absences under rule=best: a curve moves the price itself. Itself without limits."""
+    if "limits" not in (outcome.decision.facts or {}):
+        return outcome
     there = outcome.decision.gain > -torch.inf  # [N, J]
     cases = replace(outcome.cases(), available=there, held_out=held_out.cases() if held_out else None)
     return replace(outcome, decision=best(cases))

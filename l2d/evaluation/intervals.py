@@ -9,10 +9,10 @@ RESAMPLES, AT_ONCE = 1000, 50
 LEVEL = 95  # percent
 
 
-def resampled_means(values: Tensor, seed: int = 0) -> Tensor:
+def resampled_means(values: Tensor) -> Tensor:
     """The means [R, M] of values [N, M] over R resamples of the N rows, drawn with replacement; all columns share the rows,
     so that differences between columns are paired."""
-    return torch.cat([values[rows].mean(dim=1) for rows in _resamples(len(values), seed)])
+    return torch.cat([counts @ values.double() / len(values) for counts in resampled_counts(len(values))])
 
 
 def interval(means: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,8 +22,11 @@ def interval(means: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _resamples(count: int, seed: int) -> Iterator[Tensor]:
-    """Rows [AT_ONCE, N]."""
-    generator = torch.Generator().manual_seed(seed)
+def resampled_counts(count: int) -> Iterator[Tensor]:
+    """How often each of `count` rows is drawn in each resample, [AT_ONCE, N] at a time; always the same resamples."""
+    generator = torch.Generator().manual_seed(0)
     for _ in range(RESAMPLES // AT_ONCE):
-        yield torch.randint(count, (AT_ONCE, count), generator=generator)
+        rows = torch.randint(count, (AT_ONCE, count), generator=generator)
+        yield torch.zeros(AT_ONCE, count, dtype=torch.float64).scatter_add_(
+            1, rows, torch.ones((), dtype=torch.float64).expand_as(rows)
+        )

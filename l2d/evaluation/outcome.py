@@ -47,9 +47,13 @@ class Outcome:
 
     @cached_property
     def loss(self) -> Tensor:
-        """What the final answer costs, [N]: 1 where it is wrong, or as the loss matrix says."""
+        """What the final answer costs, [N]."""
+        return self.loss_of(self.answer)
+
+    def loss_of(self, answer: Tensor) -> Tensor:
+        """What an answer [N] costs, [N]: 1 where it is wrong, or as the loss matrix says."""
         matrix = self.deployment.loss_matrix if self.deployment else None
-        return (~self.right).double() if matrix is None else matrix[self.labels, self.answer.long()].double()
+        return (answer != self.labels).double() if matrix is None else matrix[self.labels, answer.long()].double()
 
     def cases(self) -> Cases:
         """To fit a rule on."""

@@ -63,6 +63,10 @@ def read_rota(cfg: DictConfig, names: list[str]) -> Rota | None:
     path = plain(cfg.rule.get("available"))
     if not isinstance(path, str):
         return None
+    if not Path(path).is_file():
+        raise UserError(
+            f"rule.available={path} is no file; give a table with a column per expert, or a list of their names."
+        )
     where, rows = f"rule.available={path}", read_rows(Path(path), names)
     for number, row in enumerate(rows, start=1):
         for name in names:

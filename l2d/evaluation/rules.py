@@ -15,6 +15,7 @@ from l2d.evaluation.outcome import Outcome
 from l2d.evaluation.presence import present
 from l2d.settings import NonNegative, validate
 from l2d.systems import System
+from l2d.systems.build import uses_a_loss
 
 # What a target of `rule` may ask for by name.
 RULE_OFFERS = ("cases", "beliefs", "num_classes", "available", "order", "costs", "expert_names", "held_out")
@@ -79,7 +80,7 @@ def rule_needs(cfg: DictConfig) -> Needs:
 def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out: bool) -> None:
     """Refuse a rule or costs that this system cannot serve."""
     wanted = rule_needs(cfg)
-    method = _method(cfg)
+    method = method_of(cfg)
     rule = f"rule={cfg.rule.get('name')}" + (" with rule.loss_matrix" if deployment.loss_matrix is not None else "")
     if wanted.held_out and not held_out:
         raise UserError(f"{rule} is fitted on held-out data, and held_out=0; train with held_out=0.2.")
@@ -89,14 +90,14 @@ def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out
     )  # a rule on `classes` alone does not compare costs with beliefs
     if vouches not in ENOUGH[wanted.vouches_for]:
         raise UserError(
-            f"{rule} needs estimates of {_whose(wanted.vouches_for)}, which {method} does not give; {CHOOSE}"
+            f"{rule} needs estimates of {_whose(wanted.vouches_for)}, which {method} does not give; {_what_would(cfg)}"
         )
     if costs is not None and costs.any() and wanted.vouches_for != "classes":
         unequal = bool((costs != costs[0]).any())
         if vouches not in ENOUGH["all" if unequal else "top"]:
             raise UserError(
                 f"experts.costs={plain(cfg.experts.costs)} need estimates of {_whose('all' if unequal else 'top')}, which {method} "
-                f"does not give; {CHOOSE}"
+                f"does not give; {_what_would(cfg)}"
             )
     if wanted.check:
         wanted.check(deployment, plain(cfg.rule))
@@ -107,16 +108,20 @@ def notify_of_guesses(cfg: DictConfig, system: System) -> None:
     absent = [key for key in ("available", "absence") if cfg.rule.get(key) is not None]
     if absent and system.vouches_for != "all" and rule_needs(cfg).vouches_for != "classes":
         notify(
-            f"rule.{absent[0]}={plain(cfg.rule[absent[0]])}: {_method(cfg)} gives no estimates of every expert's accuracy, so who is "
-            f"asked in the place of an absent one is a guess; {CHOOSE}"
+            f"rule.{absent[0]}={plain(cfg.rule[absent[0]])}: {method_of(cfg)} gives no estimates of every expert's accuracy, so who is "
+            f"asked in the place of an absent one is a guess; {_what_would(cfg)}"
         )
 
 
-CHOOSE = "choose loss=balanced_ce, ova or decoupled."
+def _what_would(cfg: DictConfig) -> str:
+    """What gives estimates of every expert: these losses do with every system that uses a loss."""
+    return "choose loss=ova or balanced_ova." if uses_a_loss(cfg) else "choose system=compare_confidence."
 
 
-def _method(cfg: DictConfig) -> str:
-    return f"loss={cfg.loss.get('name')} with system={cfg.system.get('name')}"
+def method_of(cfg: DictConfig) -> str:
+    """The loss and the system, for a sentence."""
+    system = f"system={cfg.system.get('name')}"
+    return f"loss={cfg.loss.get('name')} with {system}" if uses_a_loss(cfg) else system
 
 
 def _whose(vouches_for: str) -> str:

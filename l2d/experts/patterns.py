@@ -50,7 +50,7 @@ def overlapped(
 
 
 def with_generalist(
-    num: Annotated[int, Ge(2)],
+    num: Annotated[int, Ge(1)],
     num_classes: int,
     groups: Groups,
     group: str,
@@ -62,6 +62,8 @@ def with_generalist(
     """The first expert has the accuracy `generalist` on the whole group; the others are overlapped specialists."""
     members = _members(groups, group)
     first = accuracy_matrix([members], members, num_classes, generalist, in_group)
+    if num == 1:
+        return first
     return np.vstack([first, overlapped(num - 1, num_classes, groups, group, overlap, in_domain, in_group)])
 
 

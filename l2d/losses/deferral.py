@@ -112,7 +112,8 @@ class DeferralLoss(nn.Module):
 class SoftPicce(DeferralLoss):
     """PiCCE's smooth relative: of the correct experts not the least phi is paid, but -log sum_j exp(-phi_j).
 
-    Its gradient is that of the weights w = softmax of the correct experts' scores; its value is less by their entropy.
+    Its gradient is that of the weights w = softmax of the correct experts' scores; its value is less by their entropy. Both
+    hold for a base whose phi_j falls as fast as the score of expert j rises, which that of gce does not.
     """
 
     def __init__(
@@ -123,6 +124,8 @@ class SoftPicce(DeferralLoss):
         weight: Weight = 1.0,
     ):
         super().__init__(soft_picce, base, num_classes, complete, weight)
+        if not isinstance(self.base, Base) or isinstance(self.base, GCE):
+            raise UserError(f"loss.base={base} has no soft PiCCE; choose ce, ova, decoupled or asm.")
 
     def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
         entropy = torch.special.entr(weights).sum(dim=1)  # [B]

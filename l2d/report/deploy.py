@@ -18,11 +18,24 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a report without this ne
     from l2d.evaluation.outcome import Outcome
 
 CELL = ["num_experts", "method"]
-HEADINGS = ["", "Method", "Cost per 100 cases", "behind the best", "Error (%)", "Coverage (%)", "Questions", "Seeds"]
+HEADINGS = [
+    "",
+    "Method",
+    "Cost per 100 cases",
+    "behind the best",
+    "Error (%)",
+    "Coverage (%)",
+    "Questions",
+    "Area",
+    "AUGRC",
+    "Seeds",
+]
+VALUES = ("system_cost", "area", "augrc")
 MOST_CLASSES = 8  # shown of those that the best method asks about most
+MOST_NAMES = 3  # of runs that are left out for one reason
 LEGEND = (
     "Every finished system decides under the same rule and the same costs. Cost is what errors and questions cost together; in brackets 95 percent "
-    "intervals over other test sets of the same size (bootstrap), those of the differences paired by sample. Below, whom the best method asks, and about which classes."
+    "intervals over other test sets of the same size (bootstrap), those of the differences paired by sample. Area and AUGRC are of the curve over all prices of asking."
 )
 
 
@@ -40,9 +53,29 @@ class Deployed:
         return _tables(self)
 
 
+@dataclass(frozen=True)
+class Decided:
+    """A run under the rule, with what it is ranked and compared by."""
+
+    outcome: "Outcome"
+    values: (
+        "Tensor"  # [1 + R, M] on the test set, then on its resamples: cost and, where there is a curve, area and AUGRC
+    )
+
+
 def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
     """Decide again in every finished run that kept its scores, under `changes` (rule=..., experts.costs=...)."""
-    found = [(row, outcome) for row in _finished(runs) if (outcome := _decided(row, changes)) is not None]
+    found: list[tuple[dict[str, Any], Decided]] = []
+    left_out: dict[str, list[str]] = {}  # reason -> runs
+    for row in _finished(runs):
+        folder = Path(row["folder"])
+        try:
+            found.append((row, _decided(folder, changes)))
+        except UserError as error:
+            left_out.setdefault(str(error), []).append(folder.name)
+    for reason, names in left_out.items():
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        notify(f"Left out: {', '.join(names[:MOST_NAMES])}{more}. {reason}")
     if not found:
         raise UserError(
             f"--deploy {' '.join(changes)}: no finished run here can be decided again; see the notices above."
@@ -54,7 +87,7 @@ def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
         rows = _ranked(here)
         block = dict(zip([*BLOCK, "num_experts"], key if isinstance(key, tuple) else (key,), strict=True))
         ranking += [{**block, **row} for row in rows]
-        best = [outcome for row, outcome in here if row["method"] == rows[0]["method"]]
+        best = [decided.outcome for row, decided in here if row["method"] == rows[0]["method"]]
         asked += [{**block, "method": rows[0]["method"], **row} for row in _asked(best)]
     return Deployed(pd.DataFrame(ranking), pd.DataFrame(asked), " ".join(changes))
 
@@ -66,6 +99,7 @@ class DeployTable:
     title: str
     headings: list[str]
     rows: list[list[str]]
+    asked_title: str
     asked_headings: list[str]
     asked: list[list[str]]  # of the best method
 
@@ -80,9 +114,10 @@ def _tables(deployed: Deployed) -> list[DeployTable]:
             [
                 str(row["rank"]),
                 label(row["method"]),
-                f"{row['system_cost']:.2f} [{row['low']:.2f}, {row['high']:.2f}]",
-                _behind(row),
-                *(f"{row[name]:.2f}" for name in ("system_error", "coverage", "questions")),
+                _with_interval(row, "system_cost"),
+                _with_interval(row, "system_cost_behind") if row["rank"] > 1 else "",
+                *(f"{row[name]:.2f}" for name in ("system_error", "coverage", "questions_asked")),
+                *(_with_interval(row, name) for name in VALUES[1:]),
                 str(row["seeds"]),
             ]
             for row in group.to_dict("records")
@@ -95,101 +130,115 @@ def _tables(deployed: Deployed) -> list[DeployTable]:
             for row in here.to_dict("records")
         ]
         headings = ["Expert", "asked (%)", *(name.removeprefix("class ") for name in most)]
-        tables.append(DeployTable(title, HEADINGS, rows, headings, asked))
+        which = f"of {len(most)} classes" if len(most) < len(classes) else "of each class"
+        who = f"Whom {label(here['method'].iloc[0])} asks, in percent of all cases and {which}"
+        tables.append(DeployTable(title, HEADINGS, rows, who, headings, asked))
     return tables
 
 
-def _behind(row: dict[str, Any]) -> str:
-    if row["rank"] == 1:
+def _with_interval(row: dict[str, Any], name: str) -> str:
+    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    if value is None or pd.isna(value):
         return ""
-    low, high = row["behind_low"], row["behind_high"]
-    return f"{row['behind']:.2f}" + ("" if low is None or pd.isna(low) else f" [{low:.2f}, {high:.2f}]")
+    return f"{value:.2f}" + ("" if low is None or pd.isna(low) else f" [{low:.2f}, {high:.2f}]")
 
 
 def _finished(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    finished = runs[runs["status"] == "finished"]
+    """Whatever rule and costs they were reported under: all are decided again."""
+    finished = runs[runs["status"] == "finished"].assign(setting=lambda frame: frame["trained_with"])
     return finished.drop_duplicates([*BLOCK, *CELL, "seed"]).to_dict("records")
 
 
-def _decided(row: dict[str, Any], changes: list[str]) -> "Outcome | None":
-    """The outcome of a run on its test set; None, with a notice, for one that cannot be decided again."""
+def _decided(folder: Path, changes: list[str]) -> Decided:
+    """The run in a folder on its test set; a UserError says why it cannot be decided again."""
     from l2d.evaluation.again import evaluate_kept
 
-    folder = Path(row["folder"])
-    try:
-        run = find_run(str(folder))
-        cfg, touched = changed(run, changes, ())
-        if touched - FROM_OUTCOME:
-            raise UserError(
-                f"--deploy takes rule and experts.costs alone, not {', '.join(sorted(touched - FROM_OUTCOME))}."
-            )
-        cfg.evaluation._target_ = None  # the decision alone
-        evaluated = evaluate_kept(cfg, folder, run.result)
-    except UserError as error:
-        notify(f"{folder.name} is left out: {error}")
-        return None
+    run = find_run(str(folder))
+    cfg, touched = changed(run, changes, ())
+    if touched - FROM_OUTCOME:
+        raise UserError(
+            f"--deploy takes rule and experts.costs alone, not {', '.join(sorted(touched - FROM_OUTCOME))}."
+        )
+    cfg.evaluation._target_ = None  # the decision alone
+    evaluated = evaluate_kept(cfg, folder, run.result)
     if evaluated is None:
-        notify(f"{folder.name} is left out: it kept no scores (record=scores).")
-        return None
-    return evaluated.outcomes["test"]
+        raise UserError("It kept no scores (record=scores).")
+    outcome = evaluated.outcomes["test"]
+    return Decided(outcome, _values(outcome, evaluated.outcomes.get("held_out")))
 
 
-def _ranked(found: "list[tuple[dict[str, Any], Outcome]]") -> list[dict[str, Any]]:
-    """The methods of a block with one number of experts, by what errors and questions cost together."""
+def _values(outcome: "Outcome", held_out: "Outcome | None") -> "Tensor":
+    """[1 + R, M]; the columns are the first ones of VALUES."""
     import torch
 
-    from l2d.evaluation.intervals import interval, resampled_means
+    from l2d.evaluation.areas import areas, resampled_areas
+    from l2d.evaluation.full import without_limits
+    from l2d.evaluation.intervals import resampled_means
 
-    by_method: dict[str, list[Outcome]] = {}
-    for row, outcome in found:
-        by_method.setdefault(row["method"], []).append(outcome)
-    cost = {method: _mean([o.loss + o.spent for o in seeds]) for method, seeds in by_method.items()}  # [N] each
-    order = sorted(cost, key=lambda method: cost[method].mean().item())
-    paired = len({len(values) for values in cost.values()}) == 1
+    cost = 100 * (outcome.loss + outcome.spent)[:, None]  # [N, 1]
+    columns = [torch.cat([cost.mean(dim=0, keepdim=True), resampled_means(cost)])]
+    if outcome.decision.answer is None:  # several opinions have no curve over prices
+        free = without_limits(outcome, held_out)
+        columns.append(torch.cat([areas(free, torch.ones(1, len(free.labels))), resampled_areas(free)]))
+    return torch.cat(columns, dim=1)
+
+
+def _ranked(found: list[tuple[dict[str, Any], Decided]]) -> list[dict[str, Any]]:
+    """The methods of a block with one number of experts, by what errors and questions cost together, mean over seeds."""
+    import torch
+
+    from l2d.evaluation.metrics import coverage, questions_asked, system_error
+
+    by_method: dict[str, list[Decided]] = {}
+    for row, decided in found:
+        by_method.setdefault(row["method"], []).append(decided)
+    values = {method: torch.stack([run.values for run in seeds]).mean(dim=0) for method, seeds in by_method.items()}
+    order = sorted(values, key=lambda method: values[method][0, 0].item())
+    labels = found[0][1].outcome.labels
+    paired = all(torch.equal(decided.outcome.labels, labels) for _, decided in found)
     rows = []
     for rank, method in enumerate(order, start=1):
-        seeds, columns = by_method[method], [cost[method]]
-        if paired:
-            columns.append(cost[method] - cost[order[0]])
-        means = 100 * resampled_means(torch.stack(columns, dim=1))  # [R, 1 or 2]
-        (low, *behind_low), (high, *behind_high) = (end.tolist() for end in interval(means))
-        rows.append(
-            {
-                "rank": rank,
-                "method": method,
-                "seeds": len(seeds),
-                "system_cost": 100 * cost[method].mean().item(),
-                "low": low,
-                "high": high,
-                "behind": 100 * (cost[method].mean() - cost[order[0]].mean()).item(),
-                "behind_low": behind_low[0] if paired else None,
-                "behind_high": behind_high[0] if paired else None,
-                "system_error": 100 * _mean([(~o.right).double() for o in seeds]).mean().item(),
-                "coverage": 100 * _mean([(~o.decision.deferred).double() for o in seeds]).mean().item(),
-                "questions": 100 * _mean([o.decision.asked.double().sum(1) for o in seeds]).mean().item(),
-            }
-        )
+        seeds = by_method[method]
+        metrics = {
+            metric.__name__: sum(metric(run.outcome) for run in seeds) / len(seeds)
+            for metric in (system_error, coverage, questions_asked)
+        }
+        compared = _compared(values[method], values[order[0]], paired)
+        rows.append({"rank": rank, "method": method, "seeds": len(seeds), **compared, **metrics})
     return rows
+
+
+def _compared(values: "Tensor", best: "Tensor", paired: bool) -> dict[str, float | None]:
+    """Each of VALUES with its interval and its distance from the best method's, whose interval needs the same test samples."""
+    from l2d.evaluation.intervals import interval
+
+    found: dict[str, float | None] = {}
+    for name, ours, theirs in zip(VALUES, values.T, best.T, strict=False):  # [1 + R] each
+        for key, column in ((name, ours), (f"{name}_behind", ours - theirs)):
+            low, high = (end.item() for end in interval(column[1:]))
+            known = paired or column is ours
+            found |= {
+                key: column[0].item(),
+                f"{key}_low": low if known else None,
+                f"{key}_high": high if known else None,
+            }
+    return found
 
 
 def _asked(seeds: "list[Outcome]") -> list[dict[str, Any]]:
-    """How often each expert is asked, in all cases and in those of each class, mean over seeds."""
-    labels = seeds[0].labels
-    share = 100 * _mean([outcome.decision.asked.double() for outcome in seeds])  # [N, J]
-    deployment = seeds[0].deployment
-    assert deployment is not None and deployment.class_names is not None
+    """How often each expert is asked, in all cases and in those of each class, mean over the seeds that have it."""
     rows = []
-    for j, name in enumerate(deployment.expert_names):
-        by_class = {
-            f"class {of}": share[labels == k, j].mean().item()
-            for k, of in enumerate(deployment.class_names)
-            if bool((labels == k).any())
-        }
-        rows.append({"expert": name, "asked": share[:, j].mean().item(), **by_class})
-    return rows
-
-
-def _mean(tensors: "list[Tensor]") -> "Tensor":
-    import torch
-
-    return torch.stack(tensors).mean(dim=0)
+    for outcome in seeds:
+        deployment, asked = outcome.deployment, 100 * outcome.decision.asked.double()  # [N, J]
+        assert deployment is not None and deployment.class_names is not None
+        for name, share in zip(deployment.expert_names, asked.T, strict=True):  # [N]
+            by_class = {
+                f"class {of}": share[here].mean().item()
+                for k, of in enumerate(deployment.class_names)
+                if bool((here := outcome.labels == k).any())
+            }
+            rows.append({"expert": name, "asked": share.mean().item(), **by_class})
+    mean: list[dict[str, Any]] = (
+        pd.DataFrame(rows).groupby("expert", sort=False).mean().reset_index().to_dict("records")
+    )
+    return mean

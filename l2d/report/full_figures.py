@@ -1,12 +1,13 @@
 """Figures of evaluation=full, from the `evaluation` in result.json."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -27,10 +28,10 @@ PARTS = {
 SHAPES = {
     "regret": (3,),
     "calibration": (2, 3, None),
-    "curve": (2, None),
+    "curve": (3, None),
     "budget": (None, 2),
     "posterior": (2, None),
-    "questions": (4, None),
+    "questions": (5, None),
     "fewer_experts": (2, None),
 }
 READ: dict[str, Callable[[dict], Any]] = {
@@ -38,15 +39,20 @@ READ: dict[str, Callable[[dict], Any]] = {
     "calibration": lambda e: [
         [e["calibration"][who][key] for key in ("count", "confidence", "accuracy")] for who in ("classifier", "expert")
     ],  # [2, 3, bins]
-    "curve": lambda e: [e["curve"]["coverage"], e["curve"]["accuracy"]],  # [2, points]
+    "curve": lambda e: _with_optimum(e["curve"], ("coverage", "accuracy"), ("optimum",)),  # [3, points]
     "budget": lambda e: [[row["coverage"], 100 - row["system_error"]] for row in e["budget"]],  # [budgets, 2]
-    "questions": lambda e: [
-        *(e["questions"][key] for key in ("questions", "error", "spent")),
-        e["questions"].get("optimum") or [None] * len(e["questions"]["error"]),
-    ],  # [4, points]
+    "questions": lambda e: _with_optimum(
+        e["questions"], ("questions", "error", "spent"), ("optimum", "optimum_spent")
+    ),  # [5, points]
     "fewer_experts": lambda e: [e["fewer_experts"][key] for key in ("present", "system_error")],  # [2, J+1]
     "posterior": lambda e: [e["posterior"]["true"] or e["posterior"]["before"], e["posterior"]["after"]],  # [2, labels]
 }
+
+
+def _with_optimum(curve: dict, keys: tuple[str, ...], optimum: tuple[str, ...]) -> list:
+    """The columns of a curve, and those of the optimum, null where it is not known."""
+    columns = [curve[key] for key in keys]
+    return columns + [curve.get(key) or [None] * len(columns[0]) for key in optimum]
 
 
 def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
@@ -70,23 +76,26 @@ def full_figures(runs: pd.DataFrame, methods: list[str]) -> dict[str, Figure]:
 
 
 def _with_values(runs: pd.DataFrame, part: str) -> pd.DataFrame:
-    """The runs that have this part of the evaluation, as arrays of one shape in the column `values`.
+    """The runs that have this part of the evaluation, as arrays in the column `values`, of one shape for a number of experts.
 
     Evaluations of other shapes (other bins or points) cannot be averaged with these; they are named and left out.
     """
     values: list[np.ndarray | None] = []
+    shapes: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
     for evaluation, folder in zip(runs["evaluation"], runs["folder"], strict=True):
         try:
             values.append(_array(evaluation, part) if evaluation.get(part) else None)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             notify(f"{folder}/result.json has an evaluation.{part} that cannot be read; it is not drawn.")
             values.append(None)
-    shapes = Counter(value.shape for value in values if value is not None)
-    shape = max(shapes, key=lambda shape: shapes[shape], default=())
-    for value, folder in zip(values, runs["folder"], strict=True):
-        if value is not None and value.shape != shape:
+    for value, num in zip(values, runs["num_experts"], strict=True):
+        if value is not None:
+            shapes[num][value.shape] += 1
+    kept: list[bool] = []
+    for value, num, folder in zip(values, runs["num_experts"], runs["folder"], strict=True):
+        kept.append(value is not None and value.shape == shapes[num].most_common(1)[0][0])
+        if value is not None and not kept[-1]:
             notify(f"{folder} was evaluated with other settings, so its evaluation.{part} is not drawn.")
-    kept = [value is not None and value.shape == shape for value in values]
     return runs.assign(values=values)[kept]
 
 
@@ -155,49 +164,55 @@ def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]
     figure = Figure(figsize=(5.2, height(3.6, methods)))
     ax = figure.subplots()
     for method in methods:
-        curve = _over_seeds(curves, method, num)  # [seeds, 2, points]
+        curve = _over_seeds(curves, method, num)  # [seeds, 3, points]
         if curve is None:
             continue
-        ax.plot(*curve.mean(0), label=label(method), **(look(method) | {"marker": ""}))
+        ax.plot(*curve[:, :2].mean(0), label=label(method), **(look(method) | {"marker": ""}))
         kept = _over_seeds(budgets, method, num)  # [seeds, budgets, 2]
         if kept is not None:
             ax.plot(*kept.mean(0).T, linestyle="", marker="x", color=look(method)["color"])
+    _draw_optimum(ax, curves, num, x=0, y=2)
     ax.set_xlabel("Coverage (%)")
     ax.set_ylabel(f"System accuracy (%), {count_of(num)}")
     add_legend(ax, ax)
     return figure
 
 
+def _draw_optimum(ax: Axes, curves: pd.DataFrame, num: int, x: int, y: int) -> None:
+    """A grey line through columns x and y, mean over the seeds of one method that has them: the truth does not depend on it."""
+    for _, runs in curves[curves["num_experts"] == num].groupby("method", sort=False):
+        mean = np.stack(list(runs["values"])).mean(0)  # [columns, points]
+        if np.isfinite(mean[y]).any():
+            ax.plot(mean[x], mean[y], color="0.5", linewidth=1, label="Best achievable")
+            return
+
+
 def questions(curves: pd.DataFrame, fewer: pd.DataFrame, methods: list[str]) -> Figure:
-    """With the most experts: error against questions asked (grey: the least that is possible), against what they cost where they
-    cost anything, and against the number of experts who are there."""
+    """With the most experts: error against questions asked, against what they cost where they cost anything, and against the
+    number of experts who are there; grey: the best that is possible."""
     num = max(curves["num_experts"])
-    figure = Figure(figsize=(9.6, height(3.2, methods)))
-    axes = figure.subplots(1, 3)
-    optimum = np.array([])
-    for method in methods:
-        style = look(method) | {"marker": ""}
-        curve = _over_seeds(curves, method, num)  # [seeds, 4, points]
+    found = {method: _over_seeds(curves, method, num) for method in methods}  # [seeds, 5, points] each
+    costly = any(curve is not None and curve[:, 2].any() for curve in found.values())
+    panels = ["Questions per 100 cases", *(["Spent per 100 cases"] if costly else []), "Experts who are there"]
+    figure = Figure(figsize=(3.2 * len(panels), height(3.2, methods)))
+    axes = dict(zip(panels, figure.subplots(1, len(panels)), strict=True))
+    for method, curve in found.items():
+        style = look(method) | {"marker": "", "label": label(method)}
         if curve is not None:
-            asked, error, spent, least = curve.mean(0)
-            axes[0].plot(asked, error, label=label(method), **style)
-            axes[1].plot(spent, error, label=label(method), **style)
-            if np.isfinite(least).all() and not len(optimum):
-                optimum = np.stack([asked, least])
+            asked, error, spent, *_ = curve.mean(0)
+            axes[panels[0]].plot(asked, error, **style)
+            if costly:
+                axes[panels[1]].plot(spent, error, **style)
         present = _over_seeds(fewer, method, num)  # [seeds, 2, J+1]
         if present is not None:
-            axes[2].plot(*present.mean(0), label=label(method), **style)
-    for ax, x in zip(
-        axes,
-        ("Questions per 100 cases", "Spent per 100 cases", "Experts who are there"),
-        strict=True,
-    ):
-        ax.set_xlabel(x)
-        ax.set_ylabel("System error (%)")
-    axes[0].set_ylabel(f"System error (%), {count_of(num)}")
-    if len(optimum):
-        axes[0].plot(*optimum, color="0.5", linewidth=1, label="Best achievable")
-    add_legend(axes[-1], axes[0])
+            axes[panels[-1]].plot(*present.mean(0), **style)
+    _draw_optimum(axes[panels[0]], curves, num, x=0, y=3)
+    if costly:
+        _draw_optimum(axes[panels[1]], curves, num, x=4, y=3)
+    for panel, ax in axes.items():
+        ax.set_xlabel(panel)
+        ax.set_ylabel("System error (%)" + (f", {count_of(num)}" if panel == panels[0] else ""))
+    add_legend(axes[panels[-1]], axes[panels[0]])
     return figure
 
 

@@ -16,14 +16,21 @@ from l2d.evaluation.metrics import HEADLINE, REFERENCE
 from l2d.identity import choices, settings
 from l2d.report.methods import method_name
 from l2d.report.metrics import LARGEST, read_metrics, read_number, read_own_metrics, read_whole
-from l2d.report.settings import block_settings, differences, method_settings
+from l2d.report.settings import block_settings, differences, method_settings, without_decision
 from l2d.tracking.read import YAML_LOADER, checked_result, config_text, epoch_lines
 
 BLOCK = ["dataset", "experts", "setting"]  # one table of the report
 CELL = [*BLOCK, "base", "num_experts", "method"]  # one cell of it: what is averaged over seeds
 NEWEST_SCHEMA = 2
 MAX_EPOCH = 1e9
-RESERVED = {"setting", "state", "n", "seeds", "table"}  # columns that are added later; no metric may have these names
+RESERVED = {
+    "setting",
+    "trained_with",
+    "state",
+    "n",
+    "seeds",
+    "table",
+}  # columns that are added later; no metric may have these names
 
 
 class Run(NamedTuple):
@@ -37,14 +44,16 @@ class Run(NamedTuple):
 def load_runs(*folders: str | Path) -> pd.DataFrame:
     """A row per run found at or below the folders.
 
-    `method` is the loss's and the system's name, `setting` the other differences between runs of a dataset and pattern. Metrics are those of
-    finished runs only; `epoch` is how far a run came. A folder that cannot be read is named on stderr and left out.
+    `method` is the loss's and the system's name, `setting` the other differences between runs of a dataset and pattern, `trained_with`
+    those of them that are no part of the decision. Metrics are those of finished runs only; `epoch` is how far a run came. A folder
+    that cannot be read is named on stderr and left out.
     """
     runs = [run for path in _run_folders(folders) if (run := _read(path)) is not None]
     if not runs:
         raise UserError(f"No runs found in {', '.join(map(str, folders))}; give the folder that l2d train wrote to.")
     frame = pd.DataFrame([run.row for run in runs])
     frame["setting"] = differences(frame, ["dataset", "experts"], [run.block for run in runs])
+    frame["trained_with"] = differences(frame, ["dataset", "experts"], [without_decision(run.block) for run in runs])
     more = differences(frame, ["method"], [run.method for run in runs])
     frame["method"] = [f"{name} {text}".strip() for name, text in zip(frame["method"], more, strict=True)]
     names = [metric.name for metric in (*HEADLINE, *REFERENCE)]

@@ -31,8 +31,8 @@ CAPTIONS = {
     "deferred_to": "Who is deferred to, mean over seeds.",
     "regret": "Excess over the best achievable error, in its three parts, mean over seeds.",
     "reliability": "Accuracy against the confidence that the scores imply, with the most experts; the diagonal is calibrated.",
-    "budget_curve": "System accuracy at every coverage, with the most experts; crosses: budgets, with prices from held-out data.",
-    "questions": "With the most experts: error against the questions asked, largest gains first (grey: the least possible), against what they cost, and with fewer experts present, mean over the orders in which they come.",
+    "budget_curve": "System accuracy at every coverage, with the most experts; crosses: budgets, with prices from held-out data; grey: the highest possible, where it is known.",
+    "questions": "With the most experts: error against the questions asked, largest gains first, against what they cost (where they cost anything; grey: the best possible, where it is known), and with fewer experts present, mean over the orders in which they come.",
     "posterior": "The most probable labels before experts join (grey) and after, mean over the test set.",
     "underfitting": "What flattens the labels, on one training batch, mean over seeds.",
 }

@@ -66,6 +66,7 @@ def deploy_to_markdown(deployed: "Deployed") -> str:
     for table in deployed.tables:
         parts.append(f"## {md(table.title)}")
         parts.append(markdown_table(table.headings, [list(map(md, row)) for row in table.rows]))
+        parts.append(f"{md(table.asked_title)}:")
         parts.append(markdown_table(list(map(md, table.asked_headings)), [list(map(md, row)) for row in table.asked]))
     return "\n\n".join(parts) + "\n"
 
@@ -75,6 +76,7 @@ def deploy_to_text(deployed: "Deployed") -> str:
     parts = [f"\nWhat should I deploy? Under {deployed.changes}:"]
     for table in deployed.tables:
         parts += ["", table.title, aligned([table.headings, *table.rows])]
+        parts += ["", f"{table.asked_title}:", aligned([table.asked_headings, *table.asked])]
     return "\n".join(parts)
 
 

@@ -36,6 +36,11 @@ def block_settings(config: dict, result: dict) -> dict[str, Any]:
     return {**flat, **_code(result, method=False), "data": str(digest)[:6] if digest else "unknown"}
 
 
+def without_decision(settings: dict[str, Any]) -> dict[str, Any]:
+    """Flat settings without those that a finished run can be decided again under."""
+    return {key: value for key, value in settings.items() if not key.startswith(("rule.", "experts.costs"))}
+
+
 def method_settings(config: dict, result: dict, chosen: dict) -> dict[str, Any]:
     """The settings in which two runs of a method of the same name may differ; flat."""
     system = complete("system", str(chosen.get("system") or "score"), config)

@@ -13,7 +13,7 @@ from l2d.data import Preprocessing
 from l2d.errors import UserError
 from l2d.models.standardise import Standardise
 from l2d.systems.system import System
-from l2d.systems.weights import start_from
+from l2d.systems.weights import refuse_seen_held_out, start_from
 from l2d.task import Task
 
 # What the target of `system` may ask for by name.
@@ -52,6 +52,7 @@ def load_system(cfg: DictConfig, task: Task) -> System:
         task.context(system.context, cfg.seed)  # refuses experts about whom nothing is known
         system.train_with(task.train.labels, task.train.answers)
     if cfg.init:
+        refuse_seen_held_out(cfg, Path(cfg.init))
         system.started_from(start_from(system, Path(cfg.init), task.class_names))
     freeze(system, list(cfg.freeze))
     return system

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
+from yaml import YAMLError
 
 from l2d.atomic import read_bytes
+from l2d.data.load import data_digest
 from l2d.errors import UserError, notify
 from l2d.tensors import unpack
 
@@ -91,6 +95,34 @@ def start_from(system: nn.Module, run: Path, class_names: list[str]) -> set[str]
     kept = "its class columns too" if same_classes else "not its last layer, whose classes are others"
     notify(f"Started from {run}: {len(taken)} of {len(own)} tensors, {kept}.")
     return taken
+
+
+def refuse_seen_held_out(cfg: DictConfig, start: Path) -> None:
+    """What a run holds out must not have been trained on by the run that it starts from, nor by the one before that."""
+    if not cfg.held_out:
+        return
+    try:
+        theirs = OmegaConf.load(start / "config.yaml")
+        assert isinstance(theirs, DictConfig)
+        before = (theirs.held_out, theirs.seed, theirs.dataset.get("num_train"))
+        same_dataset = theirs.dataset.name == cfg.dataset.name
+    except (OSError, YAMLError, OmegaConfBaseException, AssertionError) as error:
+        raise UserError(
+            f"init={start}: its config.yaml does not say what that run held out, so held_out={cfg.held_out:g} may have been trained on; "
+            "restore it, or leave held_out=0."
+        ) from error
+    known = read_weights(start / NAME).facts.get("data") if (start / NAME).exists() else None
+    if (
+        same_dataset
+        and known in (None, data_digest(cfg))
+        and before != (cfg.held_out, cfg.seed, cfg.dataset.get("num_train"))
+    ):
+        raise UserError(
+            f"init={start} was trained with held_out={before[0]:g} and seed={before[1]}, so it has seen what held_out={cfg.held_out:g} "
+            f"with seed={cfg.seed} holds out; start from a run with the same of both, or leave held_out=0."
+        )
+    if theirs.get("init"):
+        refuse_seen_held_out(cfg, Path(theirs.init))
 
 
 def _last_layer(tensors: dict[str, Tensor]) -> set[str]:

@@ -19,6 +19,8 @@ from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
 COMPARED_WITH = {"classifier alone": "classifier_accuracy"}
 COMPARED_WITH |= {metric.label.removesuffix(" (%)").lower(): metric.name for metric in REFERENCE}
 
+MAX_LIMITS = 8  # experts whose limits are printed
+
 
 class Terminal(Console):
     """Raises an error of writing; rich would end the program with SystemExit when the reader of a pipe is gone."""
@@ -123,11 +125,38 @@ class ProgressReporter:
         if regret:
             parts = ", ".join(f"{part} {regret[part]:.2f}" for part in ("classifier", "decision", "expert"))
             self.print(f"regret {regret['total']:.2f}: {parts}")
+        for line in asking_lines(result):
+            self.print(line)
         self.print(f"{result['seconds']:.1f} s, in {folder}")
 
     def print(self, line: str) -> None:
         self.terminal.print(visible(line), markup=False)
         self.terminal.file.flush()  # an error shows here, not when the process ends
+
+
+def asking_lines(result: dict[str, Any]) -> list[str]:
+    """What asking costs, where it costs anything or several are asked, and whether the limits of a rule were kept."""
+    metrics, limits = result["metrics"], (result.get("decision") or {}).get("limits") or []
+    lines = []
+    if metrics.get("system_cost") is not None or (metrics.get("set_size") or 1) > 1:
+        cost = [] if metrics.get("system_cost") is None else [f"system cost {metrics['system_cost']:.2f}"]
+        cost += [f"{metrics['questions_asked']:.2f} questions"]
+        lines.append(f"per 100 cases: {', '.join(cost)}")
+    if limits:
+        unit = {"percent": "%"}.get(result["decision"]["unit"], f" {result['decision']['unit']}")
+        rows = [_limit(row, unit) for row in limits if row["at_most"] is not None]
+        lines.append("asked: " + ", ".join(rows[:MAX_LIMITS]) + (", ..." if rows[MAX_LIMITS:] else ""))
+        constrained = (result.get("evaluation") or {}).get("constrained")
+        lost = f"expected accuracy given up {result['decision']['given_up']:.2f}"
+        best = f", regret to the best under these limits {constrained['regret']:.2f}" if constrained else ""
+        lines.append(lost + best)
+    return lines
+
+
+def _limit(row: dict[str, Any], unit: str) -> str:
+    price = "never asked" if row["price"] is None else f"price {row['price']:.3f}"
+    over = f", {row['over']:.4g} too many" if row["over"] else ""
+    return f"{row['who']} {row['load']:.4g} of {row['at_most']:.4g}{unit} ({price}{over})"
 
 
 def num_experts(facts: dict[str, Any]) -> int | None:

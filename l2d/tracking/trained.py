@@ -1,19 +1,25 @@
 """A trained system on disk: its folder, its setting, and what may be changed when it is used."""
 
 import json
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from l2d.compose import compose
 from l2d.conf_files import Folders, group_files
-from l2d.config import check
+from l2d.config import check, plain
 from l2d.data.load import data_digest
 from l2d.errors import UserError
 from l2d.identity import eight_digits, identity
 from l2d.source import named_code
-from l2d.tracking.read import checked_config, checked_result
+from l2d.tracking.read import YAML_LOADER, checked_config, checked_result
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 WEIGHTS = ("model.safetensors", "model.pt", "checkpoint.pt", "checkpoint.previous.pt")
 OUTCOME = "outcome.safetensors"
@@ -73,6 +79,9 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     known = group_files(config_dirs)
     groups = [change for change in parsed if change.key_or_group in known]
     composed = compose([str(change.input_line) for change in groups], config_dirs)
+    for change in groups:
+        if change.key_or_group not in composed:  # an experiment or a task changes other groups
+            raise UserError(f"{change.input_line} is not possible here; give the settings that it stands for.")
     chosen = {change.key_or_group: composed[change.key_or_group] for change in groups}
     if "experts" in chosen and "num" in chosen["experts"]:
         chosen["experts"].num = run.config["experts"].get("num")  # the weights have this many columns
@@ -84,8 +93,10 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
         if change not in groups:
             try:
                 OmegaConf.update(cfg, change.key_or_group, change.value(), merge=False)  # {a: 1} is the whole value
-            except ValueError as error:  # a name below a list
-                raise UserError(f"{change.input_line}: there is no setting {change.key_or_group}.") from error
+            except (ValueError, ConfigAttributeError, ConfigKeyError) as error:  # ValueError: a name below a list
+                raise UserError(
+                    f"{change.input_line}: there is no setting {change.key_or_group}{_those_of(cfg, change)}."
+                ) from error
     return _ready(cfg), {_touched(str(change.key_or_group)) for change in parsed}
 
 
@@ -108,20 +119,43 @@ def _ready(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
+def _those_of(cfg: DictConfig, change: "Override") -> str:
+    """The settings of the group that a key is meant to be in, as the end of a sentence."""
+    group, _, below = str(change.key_or_group).partition(".")
+    here = plain(cfg.get(group)) if below else None
+    if not isinstance(here, dict):
+        return ""
+    known = [f"{group}.{key}" for key in here if key not in ("_target_", "name")]
+    return f"; {group}={here.get('name')} has {', '.join(known)}"
+
+
 def _touched(key: str) -> str:
     """The group of a key; what asking costs is no part of the experts that answered."""
     return "costs" if key == "experts.costs" else key.partition(".")[0]
 
 
 def refuse_foreign_code(run: Run) -> None:
-    """A run's folder may come from someone else: what its config.yaml names is imported and called."""
-    for key, name in named_code({group: run.config.get(group) or {} for group in CALLED}).items():
-        raise UserError(
-            f"{run.folder / 'config.yaml'} names {key}={name}, which is not part of l2d and would be run; "
-            "if you trust this folder, add trust=true."
-        )
+    """A run's folder may come from someone else: what its config.yaml names is imported and called.
+
+    A name below `l2d.` is not enough: modules of l2d also hold what they import, `importlib.import_module` among it.
+    """
+    for group in CALLED:
+        for key, name in named_code({group: run.config.get(group) or {}}).items():
+            if name not in own_code(group):
+                raise UserError(
+                    f"{run.folder / 'config.yaml'} names {key}={name}, which is no {group} of l2d's own and would be run; "
+                    "if you trust this folder, add trust=true."
+                )
     if "${" in json.dumps(run.config):
         raise UserError(f"{run.folder / 'config.yaml'} has a value with ${{...}}; a run writes none, so it was edited.")
+
+
+@cache
+def own_code(group: str) -> set[str]:
+    """package.module.name of all code that the package's own YAML files name in a group."""
+    files = group_files()[group].values()
+    contents = [yaml.load(file.read_text(encoding="utf-8"), Loader=YAML_LOADER) for file in files]
+    return {name for content in contents for name in named_code(content).values()}
 
 
 def refuse_edited(run: Run) -> None:
