@@ -115,7 +115,7 @@ def test_every_option_composes_checks_and_names_its_runs(filled, group, option):
     assert re.fullmatch(r"[\w.=-]+/[\w.=-]+-[0-9a-f]{8}", run_name(cfg))
     chosen = choices(cfg)
     if group in chosen and group != "backbone":
-        label = {"sgd_cosine": "sgd"}.get(option, option)
+        label = {"sgd_cosine": "sgd", "sgd_embedded": "sgd"}.get(option, option)
         assert chosen[group] == label
 
 
@@ -155,13 +155,19 @@ def test_backbone_timm_needs_a_name(composed):
 
 
 @pytest.mark.parametrize("option", options("optim"))
-def test_every_optimiser_takes_the_papers_recipe(composed, option):
+def test_every_optimiser_takes_its_recipe_the_papers_but_for_the_embedded_data(composed, option):
     cfg = composed(f"optim={option}")
     optimizer = build(cfg, "optim", params=torch.nn.Linear(2, 2).parameters(), fused=False)
-    lr, momentum, kind = {"sgd_cosine": (0.1, 0.9, torch.optim.SGD), "adamw": (3e-4, None, torch.optim.AdamW)}[option]
+    sgd, adamw = torch.optim.SGD, torch.optim.AdamW
+    recipes = {
+        "sgd_cosine": (sgd, 0.1, 5e-4, 0.9),
+        "adamw": (adamw, 3e-4, 5e-4, None),
+        "sgd_embedded": (sgd, 0.1, 5e-3, 0.9),
+    }
+    kind, lr, decay, momentum = recipes[option]
     settings = optimizer.param_groups[0]
     assert isinstance(optimizer, kind)
-    assert (settings["lr"], settings["weight_decay"], settings.get("momentum")) == (lr, 5e-4, momentum)
+    assert (settings["lr"], settings["weight_decay"], settings.get("momentum")) == (lr, decay, momentum)
     assert not settings.get("nesterov")
     assert (cfg.optim.schedule, cfg.optim.warmup_epochs) == ("cosine", 0)
 

@@ -97,7 +97,7 @@ def test_the_error_with_fewer_experts_is_drawn_whatever_other_numbers_of_experts
         for seed in seeds:
             fewer = {"present": list(range(num + 1)), "system_error": [50.0 - k for k in range(num + 1)]}
             add_evaluation(write_run(tmp_path, "ce", num, seed, (30.0, 60, 50)), questions=curve, fewer_experts=fewer)
-    _, _, present = full_figures(load_runs(tmp_path), METHODS)["questions"].axes
+    _, present = full_figures(load_runs(tmp_path), METHODS)["questions"].axes
     assert [list(line.get_ydata()) for line in present.get_lines()] == [[50, 49, 48, 47]]
     assert capsys.readouterr().err == ""
 
