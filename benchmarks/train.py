@@ -195,7 +195,7 @@ def underfitting_share(repeats: int) -> Row:
             optimizer.step()
 
     def look() -> None:
-        system.underfitting(forward(system, probe, place), probe.labels, probe.answers)
+        system.underfitting(forward(system, probe.inputs, place), probe.labels, probe.answers)
 
     pairs = alternated(look, steps, repeats)
     return Row("underfitting, looked at every epoch / its 31 steps", [100 * a / b for a, b in pairs], "<= 2", unit=" %")

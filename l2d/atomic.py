@@ -68,6 +68,11 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def open_to_read(path: Path, encoding: str = "utf-8") -> TextIO:
+    """Open a text file, also through a link, with the ends of its lines as they are; OSError for what is not a regular file."""
+    return open(path, encoding=encoding, newline="", opener=_regular)
+
+
 def open_to_append(path: Path) -> TextIO:
     """Open a text file to write at its end; OSError for a link or what is not a regular file."""
     return open(

@@ -14,16 +14,26 @@ class Command(NamedTuple):
     entry: str  # module:function, called with the list of arguments
     usage: str  # what follows the name. Completion reads it: the first word is a path (DIR), or a choice (bash|zsh)
     summary: str
+    settings: tuple[str, ...] = ("",)  # what KEY may begin with
 
 
 COMMANDS = {
     "train": Command("l2d.cli:train", "[KEY=VALUE ...]", "train a system, or with -m a grid of systems"),
     "evaluate": Command("l2d.evaluate:main", "RUN [KEY=VALUE ...]", "evaluate trained weights again"),
+    "predict": Command(
+        "l2d.predict:main",
+        "RUN INPUT ... [--out FILE] [KEY=VALUE ...]",
+        "decide about new inputs: answer, or ask whom",
+        ("rule", "experts.costs", "trainer.", "dataset.workers"),
+    ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
     "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
     "check": Command(
-        "l2d.check:main", "loss=NAME [KEY=VALUE ...]", "judge a loss by its exact minimisers on random joints"
+        "l2d.check:main",
+        "loss=NAME [KEY=VALUE ...]",
+        "judge a loss by its exact minimisers on random joints",
+        ("loss",),
     ),
     "bench": Command(
         "l2d.bench.cli:main", "[quick|full] [KEY=VALUE ...]", "compare methods on tasks with a known optimum"
@@ -36,8 +46,8 @@ Examples:
   l2d train -m loss=ce,picce_ce experts.num=1,4,16 seed=0,1,2
   l2d report outputs --out report
 
-KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, data and
-check also find your own settings. `l2d COMMAND --help` explains a command."""
+KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, predict, data
+and check also find your own settings. `l2d COMMAND --help` explains a command."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -69,15 +69,25 @@ def candidates(line: list[str]) -> list[str]:
 def _following(before: list[str], word: str) -> list[str]:
     if not before:
         return list(COMMANDS)
-    if before[0] not in COMMANDS or before[-1] in ("--config-dir", "-cd"):
+    if before[0] not in COMMANDS:
         return []
-    first, takes_settings = COMMANDS[before[0]].usage.split()[0], "KEY=VALUE" in COMMANDS[before[0]].usage
+    command = COMMANDS[before[0]]
+    first, takes_settings = command.usage.split()[0], "KEY=VALUE" in command.usage
+    options = [text.lstrip("[") for text in command.usage.split() if text.startswith("[--")]
+    options += ["--config-dir"] if takes_settings else []
+    if before[-1] in (*options, "-cd"):
+        return []
     if word.startswith("-"):
-        return ["--config-dir", "--help"] if takes_settings else ["--help"]
+        return [*options, "--help"]
     if len(before) == 1 and "=" not in first:
         return first.split("|") if first.islower() else []
-    group = first.partition("=")[0] if first.startswith("loss=") else ""  # l2d check takes no other settings
-    return [text for text in _settings(before, word) if text.startswith(group)] if takes_settings else []
+    known = _settings(before, word) if takes_settings else []
+    return [text for text in known if text.startswith(command.settings) or _leads_to(text, command.settings)]
+
+
+def _leads_to(text: str, settings: tuple[str, ...]) -> bool:
+    """Whether a group such as `experts.` has one of these settings in it."""
+    return text.endswith(".") and any(setting.startswith(text) for setting in settings)
 
 
 def _settings(before: list[str], word: str) -> list[str]:

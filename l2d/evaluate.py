@@ -12,9 +12,9 @@ from l2d.atomic import atomic_write
 from l2d.compose import add_config_dir
 from l2d.conf_files import Folders
 from l2d.errors import Arguments, UserError, errors_as_sentences, notify
-from l2d.identity import choices, eight_digits, identity, register_resolvers
+from l2d.identity import choices, register_resolvers
 from l2d.tracking.run_folder import environment
-from l2d.tracking.trained import FROM_OUTCOME, WEIGHTS, Run, changed, find_run, refuse_other_data
+from l2d.tracking.trained import FROM_OUTCOME, Run, changed, find_run, refuse_other_data
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in the command should not wait for it
     from l2d.evaluation.evaluator import Evaluated
@@ -94,6 +94,7 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     """Load the weights, predict the test set of the setting and evaluate it."""
     from l2d.evaluation.evaluator import Known, evaluate, evaluation_loaders, predict_splits
+    from l2d.inference.restore import give_weights, weights_of
     from l2d.place import Place, Ranks
     from l2d.systems import load_system
     from l2d.task import load_task
@@ -101,12 +102,7 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     ranks = Ranks()
     if ranks.count > 1:
         raise UserError("l2d evaluate works in one process; start it without torchrun.")
-    path = run.weights or next((run.folder / name for name in WEIGHTS if (run.folder / name).is_file()), None)
-    if path is None:
-        raise UserError(
-            f"{run.folder} has no weights, which this needs; its kept outcome answers evaluation=... and rule=... alone."
-        )
-    weights = trained_weights(path, run)
+    path, weights = weights_of(run)
     refuse_other_held_out(cfg, run)
     same_data = not touched & {"dataset", "seed"}
     if same_data:
@@ -118,14 +114,9 @@ def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":
     system = load_system(cfg, task)
     task = matched(task, weights, path, any_experts=bool(system.about_panel))
     own = system.state_dict()
-    try:
-        system.load_state_dict(weights.tensors | {name: own[name] for name in system.about_panel})
-    except RuntimeError as error:
-        difference = str(error).splitlines()[1:2] or [str(error)]
-        here = f"{task.num_classes} classes and {task.num_experts} experts"
-        raise UserError(
-            f"{path} does not fit backbone={cfg.backbone.name} with {here}: {difference[0].strip()}"
-        ) from error
+    weights = weights._replace(tensors=weights.tensors | {name: own[name] for name in system.about_panel})
+    here = f"backbone={cfg.backbone.name} with {task.num_classes} classes and {task.num_experts} experts"
+    give_weights(system, weights, path, here)
     place = place.take(system, cfg.trainer)
     loaders = evaluation_loaders(cfg, system, task, place)
     return evaluate(cfg, system, predict_splits(system, loaders, cfg.seed, settle=False), Known.of(task))
@@ -139,30 +130,6 @@ def refuse_other_held_out(cfg: DictConfig, run: Run) -> None:
             f"held_out={cfg.held_out:g}: this run was trained with held_out={before:g}, and rules are fitted on what it was not "
             "trained on; leave it out, or train again."
         )
-
-
-def trained_weights(path: Path, run: Run) -> "Weights":
-    """The tensors in a run's weights or checkpoint, and the names of the classes and experts they were trained for."""
-    from l2d.systems.weights import Weights, read_weights
-    from l2d.training.checkpoint import read_checkpoint
-
-    if path.name.startswith("checkpoint"):
-        state = read_checkpoint(path)
-        weights = Weights(state["system"], {"fingerprint": state["fingerprint"]})
-    else:
-        weights = read_weights(path)
-    theirs, ours = weights.facts.get("fingerprint"), run.result.get("fingerprint")
-    if (
-        theirs and not ours and "data" in weights.facts and not run.config.get("init")
-    ):  # a file and its config.yaml alone
-        ours = eight_digits(identity(DictConfig(run.config), weights.facts["data"]))
-    if theirs and ours and theirs != ours:
-        raise UserError(
-            f"{path} holds the weights of another run than the config.yaml beside it; restore the right ones."
-        )
-    experts = [expert["name"] for expert in run.result.get("experts") or []]
-    recorded = {"class_names": run.result.get("class_names"), "expert_names": experts or None}
-    return weights._replace(facts={name: value for name, value in recorded.items() if value} | weights.facts)
 
 
 def matched(task: "Task", weights: "Weights", path: Path, any_experts: bool = False) -> "Task":

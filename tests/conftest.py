@@ -13,6 +13,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from PIL import Image
 
 from l2d.cli import main
 from l2d.config import config_dir
@@ -111,3 +112,46 @@ def tiny_dataset():
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def photo_run(tmp_path_factory):
+    """photo_run(*words): the folder of a finished run on 33 JPEGs of three kinds, with the answers of three people to each; the
+    images are in images/ beside outputs/, the names of those of the test split in test.txt. Trained once for every setting."""
+    place = tmp_path_factory.mktemp("photos")
+    images, rng, rows = place / "images", np.random.default_rng(0), []
+    images.mkdir()
+    for i in range(33):
+        kind, side = i % 3, 44 + i
+        pixels = rng.integers(0, 120, (side, 60, 3))
+        pixels[..., kind] += 130
+        Image.fromarray(pixels.astype(np.uint8)).save(images / f"{i:02}.jpg")
+        answers = [kind, (kind + i % 2) % 3, int(rng.integers(3))]
+        rows.append((f"{i:02}.jpg", kind, "train" if i < 24 else "test", *answers))
+    names = ("cat", "dog", "owl")
+    lines = [f"{p},{names[y]},{split},{','.join(names[a] for a in said)}" for p, y, split, *said in rows]
+    (images / "labels.csv").write_text("\n".join(["path,label,split,ada,bob,eve", *lines]) + "\n")
+    (place / "test.txt").write_text("".join(f"images/{p}\n" for p, _, split, *_ in rows if split == "test"))
+
+    @cache
+    def train(*words: str) -> Path:
+        return trained_in(place / f"run{len(list(place.glob('run*')))}", (
+            "dataset=folder", f"dataset.root={images}", "dataset.manifest=labels.csv", "dataset.size=32", "dataset.resize=36",
+            f"dataset.cache={place / 'cache'}", "backbone=mlp", "backbone.hidden=8", "experts.num=null", "trainer.epochs=4",
+            "trainer.batch_size=6", "held_out=0.25", *words,
+        ))  # fmt: skip
+
+    return train
+
+
+def trained_in(place: Path, words: tuple[str, ...]) -> Path:
+    """Train what these words say, below this folder; the folder of the run."""
+    before = Path.cwd()
+    place.mkdir(exist_ok=True)
+    os.chdir(place)
+    try:
+        main(["train", "verbose=false", *words])
+        (result,) = Path.cwd().glob("outputs/*/*/result.json")
+        return result.parent
+    finally:
+        os.chdir(before)

@@ -199,7 +199,7 @@ def test_every_stage_of_a_system_is_computed_on_its_place(make):
     for stage in stages:
         system.stage = stage.name
         assert stage.loss(system.train()(batch.inputs).bfloat16(), batch).device.type == "meta"
-    outputs = forward(system, batch, place, rows=2 * B)
+    outputs = forward(system, batch.inputs, place, rows=2 * B)
     beliefs = system.beliefs(outputs)
     assert (outputs.device.type, beliefs.shape, beliefs.device.type) == ("meta", (B, K + J), "meta")
 
@@ -213,7 +213,7 @@ def test_a_system_moves_to_its_place_with_its_loss():
     assert {tensor.device.type for tensor in system.state_dict().values()} == {"meta"}
     with meta:
         batch = Batch(torch.zeros(B, 3, 8, 8), torch.arange(B) % K, torch.zeros(B, J), torch.arange(B))
-    outputs = forward(system, batch, place, rows=2 * B)
+    outputs = forward(system, batch.inputs, place, rows=2 * B)
     assert (outputs.device.type, outputs.shape) == ("meta", (B, K + J))
     assert system.stages()[0].loss(outputs, batch).device.type == "meta"
 

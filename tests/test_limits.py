@@ -19,7 +19,7 @@ from l2d.evaluation.absence import fewer_experts
 from l2d.evaluation.again import evaluate_kept
 from l2d.evaluation.constrained import constrained
 from l2d.evaluation.full import full_evaluation
-from l2d.evaluation.rules import present
+from l2d.evaluation.presence import present
 from l2d.losses import DeferralLoss
 from l2d.systems import ScoreSystem
 from l2d.task import Truth

@@ -40,7 +40,7 @@ def test_experts_that_are_neither_matrix_nor_panel_are_refused(tiny_dataset):
 def outcome_under(cfg):
     beliefs = torch.full((1, 3), 0.5)
     cases = Cases(beliefs, torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), beliefs, Deployment(["ann"]))
-    return rule_of(cfg, None, None)(cases)
+    return rule_of(cfg, None)(cases)
 
 
 def test_a_rule_is_refused_before_the_training_and_what_it_returns_after(composed):

@@ -15,7 +15,7 @@ ROOT = Path(l2d.__file__).parent
 GROUND = ["errors", "slurm", "signals", "atomic", "tensors", "conf_files", "settings", "config", "place"]
 ROOMS = [
     *GROUND, "source", "data", "identity", "compose", "experts", "task", "models", "losses", "systems", "decisions", "training",
-    "evaluation", "tracking", "report",
+    "evaluation", "tracking", "inference", "report",
 ]  # fmt: skip
 # Commands and tools, which may use every room, and which no room uses.
 COMMANDS = {
@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect",
     "job",
     "parallel",
+    "predict",
     "status",
     "sweep",
     "theory",

@@ -46,7 +46,7 @@ def load_images(files: dict[str, ImageFiles], feed: str) -> dict[str, tuple[Imag
     return {split: _resident(listed) for split, listed in files.items()}
 
 
-def decode(path: Path, size: int) -> np.ndarray:
+def decode(path: Path | Image.Image, size: int) -> np.ndarray:
     """[size, size, 3] uint8: the shorter side resized to `size`, then the centre."""
     image = open_image(path)
     width, height = (int(size * side / min(image.size)) for side in image.size)

@@ -39,6 +39,11 @@ class Preprocessing:
     std: tuple[float, ...] = ()
     resize: int | None = None  # the shorter side of an image file before the centre is taken
     augment: str = "none"  # of training images; see l2d.data.augment
+    # The next two do not change what the model sees of a stored input, so they are no part of what identifies the data.
+    stored: str = field(default="", repr=False, compare=False)  # as bytes, floats or files; '': a source of one's own
+    columns: tuple[str, ...] = field(
+        default=(), repr=False, compare=False
+    )  # names of the features, where a table has them
 
 
 class Feed(Protocol):

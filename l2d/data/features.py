@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +53,7 @@ class Table:
     answers: dict[str, np.ndarray] = field(default_factory=dict)  # expert -> [N] numbers or names
     ids: list[str] | None = None
     classes: list[str] | None = None
+    columns: tuple[str, ...] = ()  # the names of the features, where they have names
 
 
 def list_features(path: str, cache: str | None) -> Listed:
@@ -114,10 +115,10 @@ def features(
     for part in ("train", "test"):
         if not len(rows.get(part, ())):
             raise UserError(f"{file} has no sample in its {part} split; it needs both train and test.")
-    whole = Vectors(table.x, Preprocessing((table.x.shape[1],)), names=table.ids)
+    whole = Vectors(table.x, Preprocessing((table.x.shape[1],), columns=table.columns), names=table.ids)
     check_finite(whole.values, file)
     mean, std = statistics(whole.take(torch.from_numpy(rows["train"])).parts()) if standardise else ((), ())
-    whole.preprocessing = Preprocessing((table.x.shape[1],), mean, std)
+    whole.preprocessing = replace(whole.preprocessing, mean=mean, std=std)
     parts = {
         part: Split(whole.take(torch.from_numpy(index)), torch.from_numpy(labels[index]))
         for part, index in rows.items()
@@ -207,18 +208,24 @@ def read_table(
                 f"dataset.{key}={named} fits no column of {file} that is free for it; its columns are {shown}."
             )
     others = [c for c in free if c not in chosen and not c.startswith(UNNAMED)]
+    return Table(
+        numbers_of(frame, chosen, file),
+        _cells(frame[label]),
+        _cells(frame[split]) if split in have else None,
+        {a: _cells(frame[a]) for a in (others if annotators is None else annotators)},
+        [str(i) for i in frame[ids]] if ids in have else None,
+        columns=tuple(chosen),
+    )
+
+
+def numbers_of(frame: pd.DataFrame, chosen: Sequence[str], file: Path) -> np.ndarray:
+    """The columns chosen [N, D] in float16 or float32; NaN where a cell is empty."""
     half = all(frame[column].dtype == np.float16 for column in chosen)
     x = np.empty((len(frame), len(chosen)), np.float16 if half else np.float32)
     with np.errstate(over="ignore"):  # infinite values are refused later, by their row
         for d, column in enumerate(chosen):
             x[:, d] = _numbers(frame[column], file).to_numpy(x.dtype, na_value=np.nan)
-    return Table(
-        x,
-        _cells(frame[label]),
-        _cells(frame[split]) if split in have else None,
-        {a: _cells(frame[a]) for a in (others if annotators is None else annotators)},
-        [str(i) for i in frame[ids]] if ids in have else None,
-    )
+    return x
 
 
 def _cells(column: pd.Series) -> np.ndarray:

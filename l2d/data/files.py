@@ -8,7 +8,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,6 +54,9 @@ class ImageFiles:
     on_error: str = "error"  # or skip: leave a damaged image out, with a warning
     cache: str | None = None  # the setting of this name, see `cache_folder`
 
+    def __post_init__(self) -> None:
+        self.preprocessing = replace(self.preprocessing, stored="files")
+
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -86,13 +89,13 @@ class Header(NamedTuple):
     unknown: str  # what the pixels are, where their range is not known; otherwise ''
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: Path | Image.Image) -> Image.Image:
     """An upright 8-bit RGB image from a file of any format and mode; UserError if it is damaged, too large, or of unknown range."""
     with opened(path) as (image, header):
         return _rgb(_upright(image, header), header)
 
 
-def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tensor:
+def read_box(path: Path | Image.Image, choose: Callable[[int, int], tuple[Box, Size]]) -> Tensor:
     """RGB bytes [3, *size] of the box and at the size that `choose(height, width)` returns.
 
     A large JPEG is decoded at a half, a quarter or an eighth of its size where that is no smaller than what is asked for.
@@ -112,44 +115,54 @@ def read_box(path: Path, choose: Callable[[int, int], tuple[Box, Size]]) -> Tens
     return F.interpolate(box, size, mode="bilinear", antialias=True)[0]
 
 
+def whole_image(resize: int, height: int, width: int) -> tuple[Box, Size]:
+    """For `read_box`: all of an image, its shorter side resized to `resize`."""
+    shorter = min(height, width)
+    return (0, 0, height, width), (int(resize * height / shorter), int(resize * width / shorter))
+
+
 def or_skip(problem: str) -> str:
     """A sentence about a file that cannot be read, with the other way out."""
     return f"{problem.removesuffix('.')}, or leave such files out with dataset.on_error=skip."
 
 
-def refuse_too_large(path: Path, height: int, width: int) -> None:
+def refuse_too_large(path: Path | Image.Image, height: int, width: int) -> None:
     """UserError if an image would take too much memory after it is resized."""
     if height * width > MOST_PIXELS:
         raise UserError(
-            f"{path} is so long that resizing its shorter side makes it {width:,} x {height:,} pixels; cut it, or remove it."
+            f"{_called(path)} is so long that resizing its shorter side makes it {width:,} x {height:,} pixels; cut it, or remove it."
         )
 
 
 @contextmanager
-def opened(path: Path, pixels: bool = True) -> Iterator[tuple[Image.Image, Header]]:
-    """The file and its header. Without `pixels` nothing is decoded, nor refused because the range of its pixels is not known."""
+def opened(path: Path | Image.Image, pixels: bool = True) -> Iterator[tuple[Image.Image, Header]]:
+    """The file, or an image that is open already, and its header. Without `pixels` nothing is decoded, nor refused because the range of its pixels is not known."""
     damage = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, zlib.error)
     if QUIET not in warnings.filters:
         # Pillow warns of images that are large but not too large, and of EXIF data that it cannot parse.
         warnings.filterwarnings("ignore", module=QUIET[3].pattern)
     try:
-        with Image.open(path) as image:
+        with nullcontext(path) if isinstance(path, Image.Image) else Image.open(path) as image:
             if pixels and image.format == "PNG":
                 image.load()  # its EXIF data may stand behind the pixels
             header = _header(image)
             if pixels and header.unknown:
                 raise UserError(
-                    f"{path} holds {header.unknown}, whose range is not known; scale them and save them with 8 or 16 bits."
+                    f"{_called(path)} holds {header.unknown}, whose range is not known; scale them and save them with 8 or 16 bits."
                 )
             yield image, header
     except Image.DecompressionBombError as error:
         raise UserError(
-            f"{path} has more pixels than the {2 * (Image.MAX_IMAGE_PIXELS or 0):,} that are decoded; make it smaller, or remove it."
+            f"{_called(path)} has more pixels than the {2 * (Image.MAX_IMAGE_PIXELS or 0):,} that are decoded; make it smaller, or remove it."
         ) from error
     except damage as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "no image format is recognised" if unknown else getattr(error, "strerror", None) or error
-        raise UserError(f"{path} is not a readable image ({reason}); replace or remove it.") from error
+        raise UserError(f"{_called(path)} is not a readable image ({reason}); replace or remove it.") from error
+
+
+def _called(path: Path | Image.Image) -> str:
+    return "The image" if isinstance(path, Image.Image) else str(path)
 
 
 def _header(image: Image.Image) -> Header:

@@ -152,20 +152,27 @@ def _walk(root: Path, names: dict[str, str]) -> list[dict[str, Any]]:
             "dataset.splits says what they are called, or dataset.manifest names a file that lists the images."
         )
     return [
-        {"path": str(path.relative_to(root)), "label": kind.name, "split": folder.name}
+        {"path": os.path.relpath(path, root), "label": kind.name, "split": folder.name}
         for folder in (found[split] for split in ("train", "test", "held_out") if split in found)
         for kind in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-        for path in sorted(_files(kind))
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+        for path in image_files(kind)
     ]
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, also behind links to folders; a folder that contains itself is entered once."""
-    entered = set()
-    for path, folders, names in os.walk(folder, followlinks=True):
-        if os.path.realpath(path) in entered:
-            folders.clear()
-            continue
-        entered.add(os.path.realpath(path))
-        yield from (Path(path, name) for name in names)
+def image_files(folder: str | Path, entered: set[str] | None = None) -> Iterator[str]:
+    """All image files below a folder, sorted, also behind links to folders; a folder that contains itself is entered once."""
+    entered = set() if entered is None else entered
+    real = os.path.realpath(folder)
+    if real in entered:
+        return
+    entered.add(real)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be listed ({error.strerror}); allow it, or move it away.") from error
+    for name in names:
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            yield from image_files(path, entered)
+        elif os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
+            yield path

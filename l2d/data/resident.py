@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -33,6 +33,8 @@ class Images:
         if self.preprocessing is None:
             channels = self.pixels.shape[1]
             self.preprocessing = Preprocessing(tuple(self.pixels.shape[1:]), (0.0,) * channels, (1.0,) * channels)
+        stored = "bytes" if self.pixels.dtype == torch.uint8 else "floats"
+        self.preprocessing = replace(self.preprocessing, stored=stored)
 
     def __len__(self) -> int:
         return len(self.pixels)

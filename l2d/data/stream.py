@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from l2d.data.augment import centre_crop, flip, random_box, random_resized_crop_flip
-from l2d.data.files import Box, ImageFiles, Size, or_skip, read_box
+from l2d.data.files import Box, ImageFiles, Size, or_skip, read_box, whole_image
 from l2d.data.resident import ImageFeed
 from l2d.data.seeds import mix
 from l2d.errors import UserError
@@ -44,7 +44,8 @@ class StreamFeed(ImageFeed):
     def epoch(self, order: Sequence[Tensor], epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The prepared images [B, C, *size] of every step from `start` on, and which samples they are [B]."""
         if self.loader is None:
-            self.loader = self._start_workers(len(order))
+            wanted = default_workers() if self.files.workers is None else self.files.workers
+            self.loader = start_workers(self.decoder, self.jobs, min(len(order), wanted), self.place)
         self.jobs[:] = [(epoch, index.numpy()) for index in order[start:]]
         pending = None  # the batch whose copy to the device was started last
         for step, decoded in enumerate(self.loader, start):
@@ -54,27 +55,6 @@ class StreamFeed(ImageFeed):
             pending = copying if len(copying[0]) else None
         if pending:
             yield self._finish_copy(*pending)
-
-    def _start_workers(self, steps: int) -> "DataLoader[Decoded]":
-        workers = min(steps, default_workers() if self.files.workers is None else self.files.workers)
-        return DataLoader(
-            self.decoder,
-            batch_size=None,  # a job is a batch
-            sampler=self.jobs,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=self.place.device.type == "cuda",
-            multiprocessing_context=self._start_method() if workers else None,
-            generator=torch.Generator(),  # otherwise DataLoader would consume the global RNG
-        )
-
-    @staticmethod
-    def _start_method() -> str | None:
-        """Once CUDA has started, its threads and memory must not be forked: workers come from a server that never saw it."""
-        if not torch.cuda.is_initialized() or "forkserver" not in multiprocessing.get_all_start_methods():
-            return None  # the platform's own
-        multiprocessing.set_forkserver_preload([__name__])
-        return "forkserver"
 
     def _start_copy(self, images: Tensor, index: Tensor, damaged: dict[str, str]) -> tuple[Tensor, Tensor, Any]:
         """Report damaged files, then start the copy to the device, which runs during the computation."""
@@ -119,7 +99,8 @@ class Decoder(TorchDataset[Decoded]):
         for i in index.tolist():
             path = self.root / os.fsdecode(self.paths[i])
             try:
-                image = read_box(path, partial(self._random_box if self.boxes else self._whole_image, epoch, i))
+                box = partial(self._random_box, epoch, i) if self.boxes else partial(whole_image, self.resize)
+                image = read_box(path, box)
             except UserError as error:
                 # returned as a value, because an exception from a worker arrives wrapped in its traceback
                 damaged[str(path)] = str(error)
@@ -133,9 +114,27 @@ class Decoder(TorchDataset[Decoded]):
     def _random_box(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
         return random_box(height, width, mix(self.seed, epoch, i, 1)), self.size
 
-    def _whole_image(self, epoch: int, i: int, height: int, width: int) -> tuple[Box, Size]:
-        shorter = min(height, width)
-        return (0, 0, height, width), (int(self.resize * height / shorter), int(self.resize * width / shorter))
+
+def start_workers(decoder: "TorchDataset[Any]", jobs: Iterable[Any], workers: int, place: Place) -> "DataLoader[Any]":
+    """What `decoder` makes of one job after the other, by so many processes; 0: by this one."""
+    return DataLoader(
+        decoder,
+        batch_size=None,  # a job is a batch
+        sampler=jobs,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=place.device.type == "cuda",
+        multiprocessing_context=_start_method() if workers else None,
+        generator=torch.Generator(),  # otherwise DataLoader would consume the global RNG
+    )
+
+
+def _start_method() -> str | None:
+    """Once CUDA has started, its threads and memory must not be forked: workers come from a server that never saw it."""
+    if not torch.cuda.is_initialized() or "forkserver" not in multiprocessing.get_all_start_methods():
+        return None  # the platform's own
+    multiprocessing.set_forkserver_preload([__name__])
+    return "forkserver"
 
 
 def default_workers() -> int:

@@ -1,17 +1,17 @@
 """Tables as people have them, as records: .csv, .tsv, .json, .parquet. Importing this does not import torch."""
 
 import csv
-import io
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from l2d.atomic import read_bytes
+from l2d.atomic import open_to_read, read_bytes
 from l2d.errors import UserError
 
 DELIMITERS = "\t;|"  # beside commas
+DELIMITED = (".csv", ".tsv", ".txt")
 
 
 def read_json(path: Path) -> Any:
@@ -43,8 +43,8 @@ def _read(path: Path) -> Any:
     kind = path.suffix.lower()
     if kind == ".parquet":
         return read_parquet(path).astype(object).to_dict("records")
-    if kind in (".csv", ".tsv", ".txt"):
-        return _read_delimited(path)
+    if kind in DELIMITED:
+        return list(stream_rows(path))
     if kind in (".xls", ".xlsx", ".ods"):
         raise UserError(f"{path} is a spreadsheet; save it as .csv.")
     if kind in (".pt", ".npy"):
@@ -100,21 +100,21 @@ def check_header(path: Path, header: Sequence[str]) -> None:
         raise UserError(f"{path} has two columns of the same name; its header is {', '.join(header)}.")
 
 
-def _read_delimited(path: Path) -> list[dict[str, Any]]:
-    """Rows of text, without a column that has no name: the index that pandas writes."""
+def stream_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a delimited file as text, one after the other, without a column that has no name: the index that pandas writes."""
     try:
-        text = read_bytes(path).decode("utf-8-sig")
-        reader = csv.DictReader(
-            io.StringIO(text, newline=""), strict=True, delimiter=delimiter(text.partition("\n")[0])
-        )
-        header, rows = list(reader.fieldnames or []), list(reader)
+        with open_to_read(path, encoding="utf-8-sig") as lines:
+            mark = delimiter(lines.readline())
+            lines.seek(0)
+            reader = csv.DictReader(lines, strict=True, delimiter=mark)
+            header = list(reader.fieldnames or [])
+            check_header(path, header)
+            for number, row in enumerate(reader, start=1):
+                if None in row or None in row.values():
+                    raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
+                row.pop("", None)
+                yield row
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and dataset.root.") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8 ({error}).") from error
-    check_header(path, header)
-    for number, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            raise UserError(f"{path}, record {number}, does not have the header's {len(header)} cells.")
-        row.pop("", None)
-    return rows

@@ -27,6 +27,7 @@ class Vectors:
     def __post_init__(self) -> None:
         if self.rows is None:
             self.rows = torch.arange(len(self.values))
+        self.preprocessing = replace(self.preprocessing, stored="floats")
 
     def __len__(self) -> int:
         assert self.rows is not None

@@ -1,6 +1,7 @@
 """rule=best: predict or ask, whichever is worth more."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from l2d.decisions.decide import Decision
 from l2d.errors import UserError
 
 
-@needs("none")
+@needs("none", casewise=True)
 def best(cases: Cases) -> Decision:
     """The action with the highest utility: 1 minus its expected loss minus what asking costs.
 
@@ -29,9 +30,15 @@ def valued(cases: Cases) -> Cases:
         raise UserError(
             "rule.loss_matrix needs to know which errors experts make, from held-out data; train with held_out=0.2."
         )
-    confusion = confusion_of(held_out)  # [J, K, K]
-    fitted_on = replace(held_out, beliefs=utilities(held_out, matrix, confusion))
+    fitted_on, confusion = _valued_held_out(held_out, matrix)
     return replace(cases, beliefs=utilities(cases, matrix, confusion), held_out=fitted_on)
+
+
+@lru_cache(maxsize=1)
+def _valued_held_out(held_out: Cases, matrix: Tensor) -> tuple[Cases, Tensor]:
+    """Held-out cases with utilities for beliefs, and the confusions [J, K, K] of the experts on them."""
+    confusion = confusion_of(held_out)
+    return replace(held_out, beliefs=utilities(held_out, matrix, confusion)), confusion
 
 
 def utilities(cases: Cases, matrix: Tensor, confusion: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """rule=budget: ask about a share of the cases at most, those in which it is worth most."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from l2d.decisions.decide import Decision
 from l2d.decisions.limits import Percent, given_up, limit_facts, percent
 
 
-@needs("top", held_out=True)
+@needs("top", held_out=True, casewise=True)
 def budget(cases: Cases, defer_at_most: Percent) -> Decision:
     """Ask where the gain exceeds one common price: the lowest, but no less than 0, that keeps the budget on held-out cases.
 
@@ -17,17 +19,25 @@ def budget(cases: Cases, defer_at_most: Percent) -> Decision:
     """
     cases = valued(cases)
     assert cases.held_out is not None
-    free, fitted_on = cases.decide(), cases.held_out.decide()
-    price = max(0.0, price_for(fitted_on.margin, defer_at_most)) if defer_at_most else torch.inf
+    price, deferred = _price(cases.held_out, defer_at_most)
+    free = cases.decide()
     decision = free.at_price(price)
     facts = limit_facts(
         ["all"],
         torch.tensor([defer_at_most], dtype=torch.float64),
         price=torch.tensor([price], dtype=torch.float64),
-        held_out=percent(fitted_on.at_price(price).deferred),
+        held_out=deferred,
         load=percent(decision.deferred),
     )
     return decision._replace(facts={"unit": "percent", **facts, "given_up": given_up(free, decision)})
+
+
+@lru_cache(maxsize=1)
+def _price(held_out: Cases, defer_at_most: float) -> tuple[float, Tensor]:
+    """The price, and the percentage [1] of held-out cases that are deferred at it."""
+    free = held_out.decide()
+    price = max(0.0, price_for(free.margin, defer_at_most)) if defer_at_most else torch.inf
+    return price, percent(free.at_price(price).deferred)
 
 
 def price_for(margin: Tensor, at_most: float) -> float:

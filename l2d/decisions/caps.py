@@ -1,6 +1,9 @@
 """rule=caps: no expert is asked about more than its share of the cases."""
 
+from functools import lru_cache
+
 import torch
+from torch import Tensor
 
 from l2d.decisions.allocate import ROUNDING, allocate
 from l2d.decisions.best import valued
@@ -9,7 +12,7 @@ from l2d.decisions.decide import Decision
 from l2d.decisions.limits import Percent, given_up, limit_facts, names_experts, per_expert, percent, room_for
 
 
-@needs("all", held_out=True, check=names_experts("caps"))
+@needs("all", held_out=True, check=names_experts("caps"), casewise=True)
 def caps(cases: Cases, caps: dict[str, Percent] | Percent) -> Decision:
     """argmax of [eta, Acc - cost - price], with the prices at which held-out cases keep the caps (percent of cases).
 
@@ -19,20 +22,22 @@ def caps(cases: Cases, caps: dict[str, Percent] | Percent) -> Decision:
     names = cases.deployment.expert_names
     cases, at_most = valued(cases), per_expert(caps, names, "rule.caps")
     assert cases.held_out is not None
-    fitted_on = cases.held_out.decide()
-    allocation = allocate(fitted_on, room_for(at_most, len(fitted_on.asked)))
+    prices, load, gap = _prices(cases.held_out, tuple(at_most.tolist()))
+    decision, free = cases.decide(prices), cases.decide()
+    facts = limit_facts(names, at_most, price=prices, held_out=load, load=percent(decision.asked))
+    more = {"given_up": given_up(free, decision), "duality_gap": gap}
+    return decision._replace(facts={"unit": "percent", **facts, **more})
+
+
+@lru_cache(maxsize=1)
+def _prices(held_out: Cases, at_most: tuple[float, ...]) -> tuple[Tensor, Tensor, float]:
+    """The prices [J], the percentage [J] of held-out cases in which each expert is asked at them, and the duality gap."""
+    limits = torch.tensor(at_most, dtype=torch.float64)
+    free = held_out.decide()
+    allocation = allocate(free, room_for(limits, len(free.asked)))
     prices = allocation.prices
     prices = torch.where(
         prices > 0, prices + ROUNDING * prices.clamp(min=1), 0
     )  # a case just worth it is not asked about
-    prices = prices.masked_fill(at_most == 0, torch.inf)
-    decision, free = cases.decide(prices), cases.decide()
-    facts = limit_facts(
-        names,
-        at_most,
-        price=prices,
-        held_out=percent(cases.held_out.decide(prices).asked),
-        load=percent(decision.asked),
-    )
-    more = {"given_up": given_up(free, decision), "duality_gap": allocation.gap}
-    return decision._replace(facts={"unit": "percent", **facts, **more})
+    prices = prices.masked_fill(limits == 0, torch.inf)
+    return prices, percent(held_out.decide(prices).asked), allocation.gap

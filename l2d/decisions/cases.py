@@ -19,9 +19,12 @@ class Deployment:
     loss_matrix: Tensor | None = None  # [K, K]: of answering column k where row y is true; None: 1 where they differ
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: what is fitted on held-out cases is fitted once (lru_cache)
 class Cases:
-    """N cases as a system sees them. Answers are for rules that ask and then think again: read only those asked for."""
+    """N cases as a system sees them. Answers are for rules that ask and then think again: read only those asked for.
+
+    An expert who may be asked and whose answer is -1 has not been heard yet, as in `l2d predict`.
+    """
 
     beliefs: Tensor  # [N, K+J] class probabilities, then expert accuracies
     answers: Tensor  # [N, J]; -1: not recorded
@@ -66,6 +69,7 @@ class Needs(NamedTuple):
     vouches_for: Vouched  # all: it compares experts; top: the best one with the classes; classes: it reads those alone
     held_out: bool  # it is fitted
     check: Callable[[Deployment, dict[str, Any]], None] | None = None  # refuses settings that do not fit the experts
+    casewise: bool = False  # the decision about a case does not depend on the other cases
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Decision])
@@ -75,11 +79,13 @@ def needs(
     vouches_for: Vouched,
     held_out: bool = False,
     check: Callable[[Deployment, dict[str, Any]], None] | None = None,
+    casewise: bool = False,
 ) -> Callable[[Rule], Rule]:
-    """Mark a rule with what it needs, so that a run that lacks it is refused before it is trained."""
+    """Mark a rule with what it needs, so that a run that lacks it is refused before it is trained. A rule that decides about
+    each case alone (`casewise`) is given a stream of cases in parts; any other all cases at once."""
 
     def mark(rule: Rule) -> Rule:
-        rule.needs = Needs(vouches_for, held_out, check)  # type: ignore[attr-defined]
+        rule.needs = Needs(vouches_for, held_out, check, casewise)  # type: ignore[attr-defined]
         return rule
 
     return mark

@@ -1,6 +1,7 @@
 """rule=combine: ask while it pays, and let every answer update the classifier's own belief."""
 
 import math
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import torch
@@ -24,20 +25,19 @@ class Terms(NamedTuple):
     least_gain: float  # values are exact to a hundredth of it
 
 
-@needs("classes", held_out=True)
+@needs("classes", held_out=True, casewise=True)
 def combine(
     cases: Cases, questions: Annotated[int, Ge(1)] | None, least_gain: Annotated[float, Interval(gt=0, le=1)]
 ) -> Decision:
     """Ask the expert whose answer is worth most, if that is worth more than `least_gain` after its cost; replace the class
     probabilities eta by those given the answer, eta_y C_j[y, m] / sum; and again among the others. The answer is the most
-    probable class.
+    probable class. Where an answer is not there yet, the question is the last about its case.
 
     Confusions C and the temperature of eta are fitted on held-out cases; experts err independently given the class.
     """
     held_out = cases.held_out
     assert held_out is not None
-    temperature = temperature_of(held_out)
-    confusion = confusion_of(held_out)  # [J, K, K]
+    temperature, confusion = _fitted(held_out)
     costs = cases.deployment.costs if cases.deployment.costs is not None else confusion.new_zeros(cases.num_experts)
     limit = min(questions or cases.num_experts, cases.num_experts)
     by_class = (
@@ -64,6 +64,12 @@ def combine(
     return Decision(predicted, gain.argmax(dim=1), gain, asked, answer, facts)
 
 
+@lru_cache(maxsize=1)
+def _fitted(held_out: Cases) -> tuple[float, Tensor]:
+    """The temperature of eta, and the confusions [J, K, K]."""
+    return temperature_of(held_out), confusion_of(held_out)
+
+
 def _consult(eta: Tensor, answers: Tensor, available: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
     """What the first question gains [B, J], who is asked [B, J] and the most probable class after it [B]."""
     asked, belief = torch.zeros_like(available), eta.clone()  # [B, J], [B, K]
@@ -80,6 +86,8 @@ def _consult(eta: Tensor, answers: Tensor, available: Tensor, terms: Terms) -> t
         pays = most > terms.least_gain
         unsettled, expert = unsettled[pays], expert[pays]
         asked[unsettled, expert] = True
+        heard = answers[unsettled, expert] >= 0
+        unsettled, expert = unsettled[heard], expert[heard]
         joint = belief[unsettled] * terms.confusion[expert, :, answers[unsettled, expert].long()]  # [b, K]
         belief[unsettled] = joint / joint.sum(dim=1, keepdim=True)
         # No answer makes a class more than certain, so these cannot gain enough.

@@ -19,7 +19,7 @@ def enough_experts(deployment: Deployment, settings: dict[str, Any]) -> None:
         raise UserError(f"rule.k={settings['k']} is more than there are experts; choose a number from 1 to {experts}.")
 
 
-@needs("all", check=enough_experts)
+@needs("all", check=enough_experts, casewise=True)
 def committee(cases: Cases, k: Annotated[int, Ge(1)], weighted: bool) -> Decision:
     """Where rule=best asks, the k experts with the highest Acc_j - cost_j answer by vote; fewer where fewer are there.
 

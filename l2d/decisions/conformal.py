@@ -1,6 +1,7 @@
 """rule=conformal: ask a set of experts that leaves out at most a share alpha of those who are right."""
 
 import math
+from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -13,25 +14,15 @@ from l2d.decisions.vote import vote
 from l2d.errors import notify
 
 
-@needs("all", held_out=True)
+@needs("all", held_out=True, casewise=True)
 def conformal(cases: Cases, alpha: Annotated[float, Interval(gt=0, le=1)]) -> Decision:
     """Where rule=best asks, ask all experts with Acc_j >= lambda, or the best one where there is none, and take the majority.
 
     lambda is the largest one whose false negative rate is controlled on the held-out cases that are deferred (see `threshold`).
     Among equals the expert with the highest believed accuracy is followed.
     """
-    held_out = cases.held_out
-    assert held_out is not None and held_out.labels is not None
-    deferred = held_out.decide().deferred  # [n]
-    right = (held_out.answers == held_out.labels[:, None]) & held_out.available & deferred[:, None]  # [n, J]
-    fitted_on = right.any(dim=1)
-    count = int(fitted_on.sum())
-    limit = threshold(held_out.beliefs[fitted_on, held_out.num_classes :], right[fitted_on], alpha)
-    if alpha * (count + 1) < 1 and cases.num_experts > 1:
-        notify(
-            f"rule.alpha={alpha:g} needs at least {math.ceil(1 / alpha) - 1} held-out cases that are deferred and that an expert gets "
-            f"right, and there are {count}: every expert is asked; hold out more."
-        )
+    assert cases.held_out is not None
+    limit, count = _lambda(cases.held_out, alpha)
     decision = cases.decide()
     accuracy = cases.beliefs[:, cases.num_classes :]  # [N, J]
     chosen = cases.available & (accuracy >= limit)
@@ -40,6 +31,23 @@ def conformal(cases: Cases, alpha: Annotated[float, Interval(gt=0, le=1)]) -> De
     answer = torch.where(decision.deferred, voted, decision.predicted)
     facts = {"alpha": alpha, "lambda": limit if math.isfinite(limit) else None, "fitted_on": count}
     return decision._replace(asked=asked, answer=answer, facts=facts)
+
+
+@lru_cache(maxsize=1)
+def _lambda(held_out: Cases, alpha: float) -> tuple[float, int]:
+    """lambda, and the number of held-out cases that it is found on."""
+    assert held_out.labels is not None
+    deferred = held_out.decide().deferred  # [n]
+    right = (held_out.answers == held_out.labels[:, None]) & held_out.available & deferred[:, None]  # [n, J]
+    fitted_on = right.any(dim=1)
+    count = int(fitted_on.sum())
+    limit = threshold(held_out.beliefs[fitted_on, held_out.num_classes :], right[fitted_on], alpha)
+    if alpha * (count + 1) < 1 and held_out.num_experts > 1:
+        notify(
+            f"rule.alpha={alpha:g} needs at least {math.ceil(1 / alpha) - 1} held-out cases that are deferred and that an expert gets "
+            f"right, and there are {count}: every expert is asked; hold out more."
+        )
+    return limit, count
 
 
 def threshold(confidence: Tensor, right: Tensor, alpha: float) -> float:

@@ -25,14 +25,14 @@ def evaluate_kept(cfg: DictConfig, folder: Path, result: dict[str, Any]) -> Eval
     system = make_system(cfg, sizes, with_backbone=False)
     if system.state_dict():  # a loss with parameters of its own
         system.load_state_dict(read_weights(folder / NAME).tensors, strict=False)
-    _refuse_other_sizes(kept, system, sizes, folder / "result.json")
+    refuse_other_sizes(kept, system, sizes, folder / "result.json")
     truth = load_task(cfg).truth if result["data"]["truth"] else None
     experts = [expert["name"] for expert in result["experts"]]
     known = Known(result["class_names"], experts, kept["test"].ids, truth)
     return evaluate(cfg, system, {name: split.predicted for name, split in kept.items()}, known)
 
 
-def _refuse_other_sizes(kept: dict[str, Kept], system: System, sizes: Sizes, path: Path) -> None:
+def refuse_other_sizes(kept: dict[str, Kept], system: System, sizes: Sizes, path: Path) -> None:
     """The classes and experts that a result.json names must be those of the scores: columns would be mistaken."""
     for split in kept.values():
         predicted = split.predicted

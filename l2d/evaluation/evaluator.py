@@ -9,18 +9,18 @@ from omegaconf import DictConfig
 
 from l2d.config import bind, build
 from l2d.data import Batch, Loader
-from l2d.decisions import best
+from l2d.decisions import Deployment, best
 from l2d.errors import UserError
 from l2d.evaluation.bayes import bayes_optimum
 from l2d.evaluation.metrics import METRICS, Metric, measure
 from l2d.evaluation.outcome import Outcome, observe
+from l2d.evaluation.presence import present
 from l2d.evaluation.rules import (
     RULE_OFFERS,
     check_callable,
     check_rule,
     deployment_of,
     notify_of_guesses,
-    present,
     rule_needs,
     rule_of,
 )
@@ -81,15 +81,20 @@ def decided(cfg: DictConfig, system: System, predicted: dict[str, Predicted], kn
     check_rule(cfg, system, deployment, "held_out" in predicted)
     outcomes = {}
     if "held_out" in predicted:
-        labels = predicted["held_out"].labels
-        without = lambda cases: best(replace(cases, held_out=replace(cases, labels=labels)))  # noqa: E731
-        outcomes["held_out"] = observe(system, predicted["held_out"], without, deployment=deployment)
+        outcomes["held_out"] = observe_held_out(system, predicted["held_out"], deployment)
     ids, samples = known.ids, predicted["test"].samples
     if ids is not None and len(ids) != len(samples):  # some images could not be read
         ids = [ids[i] for i in samples.tolist()]
-    rule = rule_of(cfg, outcomes.get("held_out"), ids)
-    outcomes["test"] = observe(system, predicted["test"], rule, known.truth, deployment)
+    there, rule = present(cfg, known.expert_names, len(samples), ids), rule_of(cfg, outcomes.get("held_out"))
+    among = lambda cases: rule(replace(cases, available=cases.available & there))  # noqa: E731
+    outcomes["test"] = observe(system, predicted["test"], among, known.truth, deployment)
     return outcomes
+
+
+def observe_held_out(system: System, predicted: Predicted, deployment: Deployment) -> Outcome:
+    """The outcome on held-out data, which rules are fitted on: without a rule."""
+    without = lambda cases: best(replace(cases, held_out=replace(cases, labels=predicted.labels)))  # noqa: E731
+    return observe(system, predicted, without, deployment=deployment)
 
 
 def predict_splits(system: System, loaders: dict[str, Loader], seed: int, settle: bool) -> dict[str, Predicted]:
@@ -189,7 +194,7 @@ class Evaluator:
         elif every and epoch % every == 0:
             row |= measure(self._observed(), chosen_metrics(self.cfg))
         if self.probe_batch is not None:
-            outputs = forward(self.system, self.probe_batch, self.place)
+            outputs = forward(self.system, self.probe_batch.inputs, self.place)
             row |= self.system.underfitting(outputs, self.probe_batch.labels, self.probe_batch.answers)
         return row
 

@@ -127,7 +127,7 @@ def observe(
 
     Only an expert whose answer is recorded is available: what nobody said cannot be scored.
     """
-    beliefs, outputs = _believed(system, predicted.outputs), predicted.outputs  # [N, K+J], [N, *]
+    beliefs, outputs = believed(system, predicted.outputs), predicted.outputs  # [N, K+J], [N, *]
     answers = predicted.answers
     order = outputs if outputs.shape == beliefs.shape else beliefs
     deployment = deployment or Deployment([f"expert_{j}" for j in range(answers.shape[1])])
@@ -144,7 +144,7 @@ def observe(
     )
 
 
-def _believed(system: System, outputs: Tensor) -> Tensor:
+def believed(system: System, outputs: Tensor) -> Tensor:
     """The beliefs [N, K+J], some rows at a time, which bounds the memory for what is computed on the way."""
     first = system.beliefs(outputs[:ROWS])
     beliefs = first.new_empty(len(outputs), first.shape[1])

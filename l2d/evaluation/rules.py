@@ -1,8 +1,7 @@
 """The rule of a config, with what it is offered: costs, who is there, held-out cases. Refusals come before the training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +9,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from l2d.config import bind, build, plain
-from l2d.data.manifest import cell_text
-from l2d.data.seeds import mix
-from l2d.data.tables import read_rows
 from l2d.decisions import Cases, Decision, Deployment, Needs
 from l2d.errors import UserError, notify
 from l2d.evaluation.outcome import Outcome
+from l2d.evaluation.presence import present
 from l2d.settings import NonNegative, validate
 from l2d.systems import System
 from l2d.systems.build import uses_a_loss
@@ -58,66 +55,18 @@ def loss_matrix(cfg: DictConfig, num_classes: int) -> Tensor | None:
     return matrix
 
 
-def rule_of(cfg: DictConfig, held_out: Outcome | None, ids: Sequence[str] | None) -> Callable[[Cases], Decision]:
-    """`rule`, as a function of cases; `ids` are the names of the samples it will decide about."""
+def rule_of(cfg: DictConfig, held_out: Outcome | None) -> Callable[[Cases], Decision]:
+    """`rule`, as a function of cases that say who is available; those to fit on are the same in every call."""
+    fitted_on = None if held_out is None else held_out.cases()
+    if fitted_on is not None:
+        there = present(cfg, fitted_on.deployment.expert_names, len(fitted_on.answers), ids=None, table=False)
+        fitted_on = replace(fitted_on, available=fitted_on.available & there)
 
     def decided(cases: Cases) -> Decision:
-        names = cases.deployment.expert_names
-        cases = replace(cases, available=cases.available & present(cfg, names, len(cases.answers), ids))
-        if held_out is not None:
-            fitted_on = held_out.cases()
-            there = present(cfg, names, len(fitted_on.answers), ids=None, table=False)
-            cases = replace(cases, held_out=replace(fitted_on, available=fitted_on.available & there))
-        return build(cfg, "rule", Decision, **{**cases.offers(), "held_out": held_out})
+        offered = replace(cases, held_out=fitted_on).offers()
+        return build(cfg, "rule", Decision, **{**offered, "held_out": held_out})
 
     return decided
-
-
-def present(cfg: DictConfig, names: list[str], count: int, ids: Sequence[str] | None, table: bool = True) -> Tensor:
-    """[N, J] who is there: all but those whom `rule.available` leaves out (names, or a file with a column per expert), and but
-    a share `rule.absence` of all (case, expert) at random. Held-out cases stand in no table."""
-    available, absence = plain(cfg.rule.get("available")), plain(cfg.rule.get("absence"))
-    there = torch.ones(count, len(names), dtype=torch.bool)
-    if isinstance(available, list):
-        unknown = [name for name in available if name not in names]
-        if unknown or not available:
-            raise UserError(f"rule.available={available}: the experts are {', '.join(names)}.")
-        there &= torch.tensor([name in available for name in names])
-    elif isinstance(available, str) and table:
-        there &= _listed(available, names, ids, count)
-    elif available is not None and not isinstance(available, str):
-        raise UserError(f"rule.available={available} must be a list of experts, or the path of a table.")
-    if absence is not None:
-        if isinstance(absence, bool) or not isinstance(absence, int | float) or not 0 <= absence <= 1:
-            raise UserError(f"rule.absence={absence} must be a share between 0 and 1.")
-        generator = torch.Generator().manual_seed(mix(cfg.seed, 7, count))
-        there &= torch.rand(count, len(names), generator=generator) >= absence
-    return there
-
-
-def _listed(path: str, names: list[str], ids: Sequence[str] | None, count: int) -> Tensor:
-    """[N, J] from a table: a row per case, by its `id` or in the order of the test set, and a column per expert (1 or 0)."""
-    if not Path(path).is_file():
-        raise UserError(
-            f"rule.available={path} is no file; give a table with a column per expert, or a list of their names."
-        )
-    rows = read_rows(Path(path), names)
-    if rows and "id" in rows[0]:
-        by_id = {str(row.get("id")): row for row in rows}
-        absent = [name for name in ids or () if name not in by_id]
-        if ids is None or absent:
-            which = f"{absent[0]} is not in it" if absent else "the samples of this dataset have no ids"
-            raise UserError(f"rule.available={path} has a column id, and {which}; give a row for each test sample.")
-        rows = [by_id[name] for name in ids]
-    if len(rows) != count:
-        raise UserError(
-            f"rule.available={path} has {len(rows)} rows for {count} test samples; give one each, or a column id."
-        )
-    for number, row in enumerate(rows, start=1):
-        for name in names:
-            if cell_text(row[name]) not in ("0", "1"):
-                raise UserError(f"rule.available={path}, row {number}, {name}={row[name]} must be 1 (is there) or 0.")
-    return torch.tensor([[cell_text(row[name]) == "1" for name in names] for row in rows])
 
 
 def rule_needs(cfg: DictConfig) -> Needs:
@@ -131,7 +80,7 @@ def rule_needs(cfg: DictConfig) -> Needs:
 def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out: bool) -> None:
     """Refuse a rule or costs that this system cannot serve."""
     wanted = rule_needs(cfg)
-    method = _method(cfg)
+    method = method_of(cfg)
     rule = f"rule={cfg.rule.get('name')}" + (" with rule.loss_matrix" if deployment.loss_matrix is not None else "")
     if wanted.held_out and not held_out:
         raise UserError(f"{rule} is fitted on held-out data, and held_out=0; train with held_out=0.2.")
@@ -159,7 +108,7 @@ def notify_of_guesses(cfg: DictConfig, system: System) -> None:
     absent = [key for key in ("available", "absence") if cfg.rule.get(key) is not None]
     if absent and system.vouches_for != "all" and rule_needs(cfg).vouches_for != "classes":
         notify(
-            f"rule.{absent[0]}={plain(cfg.rule[absent[0]])}: {_method(cfg)} gives no estimates of every expert's accuracy, so who is "
+            f"rule.{absent[0]}={plain(cfg.rule[absent[0]])}: {method_of(cfg)} gives no estimates of every expert's accuracy, so who is "
             f"asked in the place of an absent one is a guess; {_what_would(cfg)}"
         )
 
@@ -169,7 +118,8 @@ def _what_would(cfg: DictConfig) -> str:
     return "choose loss=ova or balanced_ova." if uses_a_loss(cfg) else "choose system=compare_confidence."
 
 
-def _method(cfg: DictConfig) -> str:
+def method_of(cfg: DictConfig) -> str:
+    """The loss and the system, for a sentence."""
     system = f"system={cfg.system.get('name')}"
     return f"loss={cfg.loss.get('name')} with {system}" if uses_a_loss(cfg) else system
 

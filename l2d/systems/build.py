@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from l2d.config import bind, build
+from l2d.data import Preprocessing
 from l2d.errors import UserError
 from l2d.models.standardise import Standardise
 from l2d.systems.system import System
@@ -29,12 +30,18 @@ class Sizes(NamedTuple):
     statistics: tuple[Sequence[float], Sequence[float]] | None = None  # mean and deviation of inputs that are vectors
     num_train: int = 0  # training samples
 
+    @classmethod
+    def seeing(
+        cls, given: Preprocessing, num_classes: int, num_experts: int, complete: bool, num_train: int
+    ) -> "Sizes":
+        """The sizes of a system that sees inputs with this preprocessing."""
+        statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
+        return cls(num_classes, num_experts, given.shape, complete, statistics, num_train)
+
 
 def load_system(cfg: DictConfig, task: Task) -> System:
     """The system of a config for a task: new, or started from the run that `init` names; `freeze` keeps parts fixed."""
-    given = task.preprocessing
-    statistics = (given.mean, given.std) if given.mean and len(given.shape) == 1 else None
-    sizes = Sizes(task.num_classes, task.num_experts, given.shape, task.complete, statistics, len(task.train))
+    sizes = Sizes.seeing(task.preprocessing, task.num_classes, task.num_experts, task.complete, len(task.train))
     system = make_system(cfg, sizes)
     if task.population and not system.about_panel:
         raise UserError(

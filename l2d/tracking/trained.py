@@ -88,8 +88,6 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     defaults = {str(key): value for key, value in composed.items()}  # for settings that the run did not have yet
     trainer = {"trainer": {**composed.trainer, **run.config["trainer"]}}
     cfg = DictConfig(defaults | run.config | trainer | chosen)
-    if "pretrained" in cfg.backbone:
-        cfg.backbone.pretrained = False  # nothing to download: the weights come from the file
     OmegaConf.set_struct(cfg, True)
     for change in parsed:
         if change not in groups:
@@ -99,9 +97,26 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
                 raise UserError(
                     f"{change.input_line}: there is no setting {change.key_or_group}{_those_of(cfg, change)}."
                 ) from error
+    return _ready(cfg), {_touched(str(change.key_or_group)) for change in parsed}
+
+
+def setting_of(run: Run) -> DictConfig:
+    """The saved setting as it is."""
+    absent = {"system", "rule", "init", "freeze"} - run.config.keys()
+    if absent:
+        raise UserError(
+            f"{run.folder / 'config.yaml'} has no {', '.join(sorted(absent))}: it is of an earlier version; train again."
+        )
+    return _ready(DictConfig(run.config))
+
+
+def _ready(cfg: DictConfig) -> DictConfig:
+    """The setting, checked, for weights that come from a file: nothing is downloaded, nothing is started from."""
+    if "pretrained" in cfg.backbone:
+        cfg.backbone.pretrained = False
     cfg.init, cfg.freeze = None, []
     check(cfg)
-    return cfg, {_touched(str(change.key_or_group)) for change in parsed}
+    return cfg
 
 
 def _those_of(cfg: DictConfig, change: "Override") -> str:

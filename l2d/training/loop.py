@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from l2d.data import Batch, Loader
+from l2d.data import Loader
 from l2d.place import Place
 from l2d.training.state import TrainingState
 
@@ -66,17 +66,17 @@ class Predicted(NamedTuple):
 
 def predict(system: nn.Module, loader: Loader) -> Predicted:
     """The outputs of a whole split on every rank, with the labels and answers of its samples."""
-    parts = [(forward(system, batch, loader.place, loader.batch_size), *batch[1:]) for batch in loader.epoch()]
+    parts = [(forward(system, batch.inputs, loader.place, loader.batch_size), *batch[1:]) for batch in loader.epoch()]
     columns = (torch.cat(column) for column in zip(*parts, strict=True))
     return Predicted(*(loader.place.ranks.gather(column).cpu() for column in columns))
 
 
 @torch.no_grad()
-def forward(system: nn.Module, batch: Batch, place: Place, rows: int = 0) -> Tensor:
-    """Outputs [B, *] of one batch in float32; padded to `rows` inputs for the pass, to reuse a batch shape that is
+def forward(system: nn.Module, inputs: Tensor, place: Place, rows: int = 0) -> Tensor:
+    """Outputs [B, *] of inputs [B, ...] in float32; padded to `rows` inputs for the pass, to reuse a batch shape that is
     already compiled or tuned for."""
-    missing = max(rows - len(batch.inputs), 0)
-    inputs = F.pad(batch.inputs, (0,) * (2 * batch.inputs.dim() - 1) + (missing,)) if missing else batch.inputs
+    missing = max(rows - len(inputs), 0)
+    padded = F.pad(inputs, (0,) * (2 * inputs.dim() - 1) + (missing,)) if missing else inputs
     with place.autocast():
-        outputs = system.eval()(inputs)
-    return outputs[: len(batch.inputs)].float()
+        outputs = system.eval()(padded)
+    return outputs[: len(inputs)].float()

@@ -1,0 +1,88 @@
+"""Predictions as a file, written as they come: CSV, JSON lines or Parquet. Importing this does not import torch."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from l2d.atomic import atomic_write
+from l2d.errors import UserError, drop_output
+from l2d.inference.table import COLUMNS, Predictions
+
+Parts = Iterable[Predictions]
+
+
+def write_csv(file: BinaryIO, parts: Parts) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for part in parts:
+        writer.writerows(zip(*(map(_utf8, column) for column in part.columns.values()), strict=True))
+        file.write(text.getvalue().encode())
+        text.seek(0)
+        text.truncate()
+        file.flush()
+
+
+def write_jsonl(file: BinaryIO, parts: Parts) -> None:
+    for part in parts:
+        lines = (
+            json.dumps({name: _utf8(value) for name, value in row.items()}, ensure_ascii=False) for row in part.rows()
+        )
+        file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def write_parquet(file: BinaryIO, parts: Parts) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    with parquet.ParquetWriter(file, schema) as writer:
+        for part in parts:
+            columns = {name: list(map(_utf8, column)) for name, column in part.columns.items()}
+            writer.write_table(pa.table(columns, schema))
+
+
+WRITERS: dict[str, Callable[[BinaryIO, Parts], None]] = {
+    ".csv": write_csv,
+    ".jsonl": write_jsonl,
+    ".parquet": write_parquet,
+}
+
+
+def check_output(out: Path) -> None:
+    """UserError for a file whose ending says nothing, or whose folder is not there."""
+    if out.suffix.lower() not in WRITERS:
+        raise UserError(f"--out {out} must end in {', '.join(WRITERS)}.")
+    if out.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise UserError(f"--out {out} needs pyarrow, which is not installed: pip install 'l2d[parquet]'.")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out} cannot be written: {out.parent} is not a folder.")
+
+
+def write(out: Path | None, parts: Parts) -> None:
+    """Write all parts to a file, which is there only when it is whole, or as CSV to standard output."""
+    if out is not None:
+        writer = WRITERS[out.suffix.lower()]
+        atomic_write(out, lambda file: writer(file, parts), hint="nothing was written")
+        return
+    sys.stdout.flush()
+    try:
+        write_csv(sys.stdout.buffer, parts)
+    except BrokenPipeError:
+        drop_output()  # its reader has seen enough
+    except OSError as error:
+        drop_output()
+        raise UserError(f"Standard output cannot be written ({error.strerror or error}); use --out.") from error
+
+
+def _utf8(value: Any) -> Any:
+    """A name as UTF-8: bytes of a file's name that are none are escaped."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return value
