@@ -90,7 +90,7 @@ def check(losses: dict[str, DictConfig], joints: int, seed: int, out: Path | Non
             build(*shape)
     cases = draw_cases(joints, seed)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are tiny: further threads would wait for each other, ten times as long on a busy machine
+    torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait for each other
     judgements = []
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
