@@ -26,6 +26,12 @@ COMMANDS = {
         "decide about new inputs: answer, or ask whom",
         ("rule", "experts.costs", "trainer.", "dataset.workers"),
     ),
+    "export": Command(
+        "l2d.export:main",
+        "RUN [--out FILE] [--opset N] [--batch N] [--check INPUT] [KEY=VALUE ...]",
+        "write the system as ONNX or for torch.export, checked",
+        ("rule", "experts.costs"),
+    ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
     "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
