@@ -69,7 +69,8 @@ class System:
 
     def numbers(self, content: bytes) -> np.ndarray:
         """An array of floats from JSON."""
-        array = self.fitting(np.array(json.loads(content), dtype=np.float32))
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            array = self.fitting(np.array(json.loads(content), dtype=np.float32))
         if not np.isfinite(array).all():
             raise ValueError("a number is not finite in float32")
         return array

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -149,11 +149,11 @@ def preparation(trained: TrainedSystem) -> dict[str, Any]:
     """How an input is prepared: `outside`, before it is given to the file, and `inside`, by the file itself."""
     given = trained.preprocessing
     floats, images = given.stored == "floats", len(given.shape) == 3
-    array = {"dtype": "float32" if floats else "uint8", "shape": list(given.shape)}
+    array: dict[str, Any] = {"dtype": "float32" if floats else "uint8", "shape": list(given.shape)}
     if images:
         array |= {"layout": "CHW"}
     if not floats:
-        array |= {"channels": "RGB", "range": [0, 255]}
+        array |= {"channels": "RGB" if given.shape[0] == 3 else None, "range": [0, 255]}
     size, outside = list(given.shape[1:]), None
     if given.stored == "files":
         outside = {"resize": given.resize or min(size), "crop": [size], "resized_by": "torch"}
@@ -170,11 +170,12 @@ def _shapes(batch: int | None) -> tuple[dict[int, Any]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log of torch's exporters, which print graphs and advice to stderr."""
+    """Without what torch's exporters log and print to stderr: graphs and advice."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
 

@@ -23,13 +23,14 @@ class ServedSystem(nn.Module):
 
     def __init__(self, trained: TrainedSystem, decider: Decider):
         super().__init__()
-        self.system, self.decider = trained.system, decider
+        # of what torch.export saves, no memory may be laid out in another way (channels last)
+        self.system, self.decider = trained.system.to(memory_format=torch.contiguous_format), decider
         feed = trained.feed
         if feed is None or feed.scale is None:
             self.scale = self.shift = None
         else:
-            self.register_buffer("scale", feed.scale[..., :1])  # rows of equal numbers
-            self.register_buffer("shift", feed.shift[..., :1])
+            self.register_buffer("scale", feed.scale[..., :1].clone())  # rows of equal numbers
+            self.register_buffer("shift", feed.shift[..., :1].clone())
         self.register_buffer("there", decider.chosen)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
