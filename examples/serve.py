@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import onnxruntime
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 MOST_BYTES = 2**25  # of a request
 
@@ -30,6 +30,8 @@ class System:
         self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         metadata = self.session.get_modelmeta().custom_metadata_map
         self.facts = {name: json.loads(value) for name, value in metadata.items()}
+        if "class_names" not in self.facts:
+            raise SystemExit(f"{path} was not written by l2d export.")
         self.classes, self.experts = self.facts["class_names"], self.facts["expert_names"]
         self.input, self.outside = (self.facts["preprocessing"][key] for key in ("input", "outside"))
 
@@ -97,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(413, {"error": f"give an input of 1 to {MOST_BYTES} bytes, with its Content-Length"})
         try:
             self.answer(200, self.system.decide(self.rfile.read(length)))
+        except UnidentifiedImageError:
+            self.answer(400, {"error": "This is no input of the system: no image format is recognised."})
         except (ValueError, TypeError, OSError, SyntaxError, Image.DecompressionBombError) as error:
             self.answer(400, {"error": f"This is no input of the system: {error}."})
 

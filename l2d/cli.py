@@ -28,8 +28,8 @@ COMMANDS = {
     ),
     "export": Command(
         "l2d.export:main",
-        "RUN [--out FILE] [--opset N] [--batch N] [--check INPUT] [KEY=VALUE ...]",
-        "write the system as ONNX or for torch.export, checked",
+        "RUN [--out FILE] [--check INPUT] [KEY=VALUE ...]",
+        "write the system as one file: ONNX or torch.export",
         ("rule", "experts.costs"),
     ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
@@ -52,8 +52,8 @@ Examples:
   l2d train -m loss=ce,picce_ce experts.num=1,4,16 seed=0,1,2
   l2d report outputs --out report
 
-KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, predict, data
-and check also find your own settings. `l2d COMMAND --help` explains a command."""
+KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, predict,
+export, data and check also find your own settings. `l2d COMMAND --help` explains a command."""
 
 
 def main(arguments: list[str] | None = None) -> None:

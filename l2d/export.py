@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     """l2d export RUN KEY=VALUE ..."""
     parser = Arguments(
         "l2d export",
-        usage=f"l2d export [--config-dir DIR] {COMMANDS['export'].usage}",
+        usage="l2d export [--config-dir DIR] RUN [--out FILE] [--opset N] [--batch N] [--check INPUT] [KEY=VALUE ...]",
         description=DESCRIPTION,
         formatter_class=RawDescriptionHelpFormatter,
     )

@@ -419,6 +419,6 @@ def test_the_next_lower_number_of_a_probability():
 
 def test_options_and_settings_are_completed():
     assert candidates(["l2d", "ex"]) == ["export"]
-    assert {"--out", "--opset", "--batch", "--check", "--config-dir"} <= set(candidates(["l2d", "export", "RUN", "--"]))
+    assert candidates(["l2d", "export", "RUN", "--"]) == ["--check", "--config-dir", "--help", "--out"]
     assert "rule=budget" in candidates(["l2d", "export", "RUN", "rule=b"])
     assert candidates(["l2d", "export", "RUN", "loss"]) == []
