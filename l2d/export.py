@@ -23,6 +23,7 @@ The file takes `inputs` and gives `scores`, `beliefs` and `decision` (k: answer 
 rule and how inputs are prepared are in its metadata. It is compared with the system on random inputs, on those of --check
 (named as for `l2d predict`) and on the test split of the embedded data, and is there only if both say the same."""
 ENDINGS = {".onnx": Extra("onnx", ("onnx", "onnxruntime", "onnxscript")), ".pt2": None}
+MOST_BATCH = 1024
 OPSETS = range(18, 24)  # what torch's exporter writes, and what it converts that to
 
 
@@ -48,10 +49,10 @@ def main(arguments: list[str] | None = None) -> None:
         register_resolvers()
         if options.opset not in OPSETS:
             raise UserError(f"--opset {options.opset} must be from {OPSETS[0]} to {OPSETS[-1]}.")
-        if options.batch != "dynamic" and not (options.batch.isdecimal() and 1 <= int(options.batch) <= 65536):
-            raise UserError(f"--batch {options.batch} must be dynamic, or a number from 1 to 65536.")
-        out = options.out or Path(options.run, "model.onnx")
+        if options.batch != "dynamic" and not (options.batch.isdecimal() and 1 <= int(options.batch) <= MOST_BATCH):
+            raise UserError(f"--batch {options.batch} must be dynamic, or a number from 1 to {MOST_BATCH}.")
         run, cfg = run_with(options.run, options.settings, options.config_dir, COMMANDS["export"].settings)
+        out = options.out or run.folder / "model.onnx"
         check_output(out, ENDINGS)
         batch = None if options.batch == "dynamic" else int(options.batch)
         export_run(run, cfg, out, options.opset, batch, options.check)
@@ -59,13 +60,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def export_run(run: Run, cfg: DictConfig, out: Path, opset: int, batch: int | None, check: list[str]) -> None:
     """Write the system to a file, and say how close both are."""
-    from l2d.inference.export import Form, export_system
+    from l2d.inference.export import Choices, export_system
     from l2d.inference.system import TrainedSystem
     from l2d.place import Place
 
     cfg.trainer.compile = False
     trained = TrainedSystem(run, cfg, Place())  # on the CPU, in float32
-    checked = export_system(trained, trained.decider(cfg), out, Form(opset, batch), check)
+    checked = export_system(trained, trained.decider(cfg), out, Choices(opset, batch), check)
     kind = f"opset {opset}, " if out.suffix.lower() == ".onnx" else ""
     show(f"{out}: {out.stat().st_size / 1e6:.2f} MB, {kind}batch {batch or 'dynamic'}")
     for name, found in checked.items():

@@ -19,7 +19,7 @@ from l2d.config import bind
 from l2d.decisions import Decision, decide, needs
 from l2d.errors import UserError
 from l2d.inference import TrainedSystem, write
-from l2d.inference.export import FACTS, Form, export_system
+from l2d.inference.export import FACTS, Choices, export_system
 from l2d.inference.served import ServedSystem
 from l2d.inference.verify import compared, random_inputs
 from l2d.place import Place
@@ -53,7 +53,7 @@ def with_parts(run: Path, *words: str) -> TrainedSystem:
 
 
 def exported(trained: TrainedSystem, out: Path, opset: int = 18, batch: int | None = None) -> Path:
-    export_system(trained, trained.decider(trained.cfg), out, Form(opset, batch), [])
+    export_system(trained, trained.decider(trained.cfg), out, Choices(opset, batch), [])
     return out
 
 

@@ -108,6 +108,7 @@ def test_every_system_works_from_its_stored_weights(embedded_run, words):
     system = l2d.load(embedded_run(*words))
     check_same(system, embedded_inputs(system))
     check_same(system, embedded_inputs(system).numpy().astype(np.float64))
+    assert not [name for name in system.system.state_dict() if name.startswith("folds.")]  # for training alone
 
 
 RULES = [

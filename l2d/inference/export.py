@@ -26,28 +26,28 @@ FACTS = "l2d.json"  # of a .pt2, what the metadata are of an .onnx
 MOST_BYTES = 2**31 - 2**24  # of weights: protobuf, which ONNX is written in, ends at 2 GB
 
 
-class Format(NamedTuple):
-    """How a captured system is written, and how the file is run to check it."""
-
-    pack: Callable[[ExportedProgram, dict[str, Any], Any], bytes]
-    open: Callable[[Path], Exported]
-
-
-class Form(NamedTuple):
+class Choices(NamedTuple):
     """What a user may choose about the file."""
 
     opset: int  # of an ONNX file
     batch: int | None  # inputs at a time; None: any number
 
 
+class Format(NamedTuple):
+    """How a captured system is written, and how the file is run to check it."""
+
+    pack: Callable[[ExportedProgram, dict[str, Any], Choices], bytes]
+    open: Callable[[Path], Exported]
+
+
 def export_system(
-    trained: TrainedSystem, decider: Decider, out: Path, form: Form, check: list[str]
+    trained: TrainedSystem, decider: Decider, out: Path, choices: Choices, check: list[str]
 ) -> dict[str, Agreement]:
     """Write the system to a file that ends in .onnx or .pt2, which is there only when it says what the system says. Returns how
     close they are on `random` inputs and, where `check` names some or the run's data are generated, on `real` ones."""
     refuse_rule(trained, decider)
     kind = FORMATS[out.suffix.lower()]
-    content = kind.pack(captured(trained, decider, form.batch), facts_of(trained, decider, form), form)
+    content = kind.pack(captured(trained, decider, choices.batch), facts_of(trained, decider, choices), choices)
     checked: dict[str, Agreement] = {}
 
     def write_and_check(file: BinaryIO) -> None:
@@ -58,7 +58,7 @@ def export_system(
         except Exception as error:
             raise UserError(f"{out.name} cannot be run ({_first_line(error)}); nothing was written.") from error
         for name, values in (("random", [random_inputs(trained)]), ("real", real_inputs(trained, check))):
-            found = verify(trained, decider, exported, form.batch, values)
+            found = verify(trained, decider, exported, choices.batch, values)
             if found.inputs:
                 checked[name] = found
 
@@ -83,7 +83,7 @@ def captured(trained: TrainedSystem, decider: Decider, batch: int | None) -> Exp
     return program
 
 
-def pack_onnx(program: ExportedProgram, facts: dict[str, Any], form: Form) -> bytes:
+def pack_onnx(program: ExportedProgram, facts: dict[str, Any], choices: Choices) -> bytes:
     """An ONNX file, with the facts as metadata: JSON by name."""
     import onnx
 
@@ -97,27 +97,29 @@ def pack_onnx(program: ExportedProgram, facts: dict[str, Any], form: Form) -> by
             program,
             input_names=[INPUT],
             output_names=OUTPUTS,
-            opset_version=form.opset,
-            dynamic_shapes=_shapes(form.batch),
+            opset_version=choices.opset,
+            dynamic_shapes=_shapes(choices.batch),
             dynamo=True,
             verbose=False,
         )
     assert made is not None
     model = made.model_proto
-    if [(one.domain, one.version) for one in model.opset_import] != [("", form.opset)]:
+    if [(one.domain, one.version) for one in model.opset_import] != [("", choices.opset)]:
         have = ", ".join(f"{one.domain or 'ONNX'} {one.version}" for one in model.opset_import)
-        raise UserError(f"--opset {form.opset}: this system cannot be converted to it (it needs {have}); use another.")
+        raise UserError(
+            f"--opset {choices.opset}: this system cannot be converted to it (it needs {have}); use another."
+        )
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]  # where in the code of this machine each comes from
         part.doc_string = ""
     onnx.helper.set_model_props(
-        model, {name: json.dumps(value) for name, value in {**facts, "opset": form.opset}.items()}
+        model, {name: json.dumps(value) for name, value in {**facts, "opset": choices.opset}.items()}
     )
     return model.SerializeToString(deterministic=True)
 
 
-def pack_pt2(program: ExportedProgram, facts: dict[str, Any], form: Form) -> bytes:
+def pack_pt2(program: ExportedProgram, facts: dict[str, Any], choices: Choices) -> bytes:
     """A file of torch.export, with the facts beside it as FACTS."""
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={FACTS: json.dumps(facts)})
@@ -127,7 +129,7 @@ def pack_pt2(program: ExportedProgram, facts: dict[str, Any], form: Form) -> byt
 FORMATS = {".onnx": Format(pack_onnx, open_onnx), ".pt2": Format(pack_pt2, open_pt2)}
 
 
-def facts_of(trained: TrainedSystem, decider: Decider, form: Form) -> dict[str, Any]:
+def facts_of(trained: TrainedSystem, decider: Decider, choices: Choices) -> dict[str, Any]:
     """What a user of the file has to know: names, how inputs are prepared, under which rule and costs it decides."""
     rule, costs = plain(trained.cfg.rule), decider.deployment.costs
     settings = {name: value for name, value in rule.items() if name != "_target_" and value is not None}
@@ -141,7 +143,7 @@ def facts_of(trained: TrainedSystem, decider: Decider, form: Form) -> dict[str, 
         "costs": [0.0] * len(trained.expert_names) if costs is None else costs.tolist(),
         "rule": settings,
         "preprocessing": preparation(trained),
-        "batch": form.batch or "dynamic",
+        "batch": choices.batch or "dynamic",
     }
 
 

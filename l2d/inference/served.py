@@ -23,7 +23,7 @@ class ServedSystem(nn.Module):
 
     def __init__(self, trained: TrainedSystem, decider: Decider):
         super().__init__()
-        # of what torch.export saves, no memory may be laid out in another way (channels last)
+        # torch.export saves no other layout (channels last)
         self.system, self.decider = trained.system.to(memory_format=torch.contiguous_format), decider
         feed = trained.feed
         if feed is None or feed.scale is None:
