@@ -78,6 +78,8 @@ def chosen_losses(words: list[str], config_dirs: Folders) -> dict[str, DictConfi
 
 def check(losses: dict[str, DictConfig], joints: int, seed: int, out: Path | None) -> None:
     """Judge the losses and print what was found; with `out` write all numbers there."""
+    import torch
+
     from l2d.theory.check import as_json, case_json, check_loss
     from l2d.theory.families import SHAPES, draw_cases
     from l2d.theory.table import one_loss, several_losses
@@ -87,6 +89,8 @@ def check(losses: dict[str, DictConfig], joints: int, seed: int, out: Path | Non
         for shape in SHAPES:
             build(*shape)
     cases = draw_cases(joints, seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait for each other
     judgements = []
     bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
@@ -96,6 +100,7 @@ def check(losses: dict[str, DictConfig], joints: int, seed: int, out: Path | Non
             if bar.disable and len(losses) > 1:
                 notify(f"{name} ({number} of {len(losses)})")
             judgements.append(check_loss(name, build, cases, seed, lambda more: bar.advance(task, more)))
+    torch.set_num_threads(threads)
     if out:
         found = {judgement.name: as_json(judgement) for judgement in judgements}
         content = {"seed": seed, "joints": [case_json(case) for case in cases], "losses": found}

@@ -201,9 +201,9 @@ def test_tables_and_figures_name_every_method_and_task(tmp_path):
 @pytest.mark.slow
 def test_a_benchmark_from_the_command_line_is_resumed_and_takes_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("my_losses.py").write_text(OWN_LOSS)
+    Path("bench_losses.py").write_text(OWN_LOSS)
     Path("conf/loss").mkdir(parents=True)
-    Path("conf/loss/ask_first.yaml").write_text("_target_: my_losses.AskFirst\nname: ask_first\n")
+    Path("conf/loss/ask_first.yaml").write_text("_target_: bench_losses.AskFirst\nname: ask_first\n")
     line = [
         "bench",
         "--tasks",
