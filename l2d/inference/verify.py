@@ -18,7 +18,8 @@ from l2d.inference.served import served_inputs
 from l2d.inference.system import TrainedSystem
 from l2d.training.loop import forward
 
-TOLERANCE = 1e-4  # of beliefs, and of scores; where a score of an input is above 1, that much of the largest
+TOLERANCE = 1e-4  # of beliefs and scores
+OF_LARGE_SCORES = 1e-5  # of the largest score of an input, where that is more: float32 has seven digits
 ROUNDING = 1e-6  # beliefs that are as close as this may be told apart by rounding alone
 RANDOM, MOST = 64, 1024  # random inputs, and real ones at most
 
@@ -63,7 +64,7 @@ def compared(
     of_scores = (theirs[0] - scores).abs()
     of_beliefs = (theirs[1].double() - beliefs).abs()
     for name, off, allowed in (
-        ("scores", of_scores, TOLERANCE * scores.abs().amax(dim=1, keepdim=True).clamp(min=1)),
+        ("scores", of_scores, (OF_LARGE_SCORES * scores.abs().amax(dim=1, keepdim=True)).clamp(min=TOLERANCE)),
         ("beliefs", of_beliefs, torch.full_like(of_beliefs, TOLERANCE)),
     ):
         if not (off <= allowed).all():  # NaN is not
