@@ -46,6 +46,7 @@ def export_system(
     """Write the system to a file that ends in .onnx or .pt2, which is there only when it says what the system says. Returns how
     close they are on `random` inputs and, where `check` names some or the run's data are generated, on `real` ones."""
     refuse_rule(trained, decider)
+    examples = {"random": [random_inputs(trained)], "real": list(real_inputs(trained, check))}
     kind = FORMATS[out.suffix.lower()]
     content = kind.pack(captured(trained, decider, choices.batch), facts_of(trained, decider, choices), choices)
     checked: dict[str, Agreement] = {}
@@ -57,10 +58,9 @@ def export_system(
             exported = kind.open(Path(file.name))
         except Exception as error:
             raise UserError(f"{out.name} cannot be run ({_first_line(error)}); nothing was written.") from error
-        for name, values in (("random", [random_inputs(trained)]), ("real", real_inputs(trained, check))):
-            found = verify(trained, decider, exported, choices.batch, values)
-            if found.inputs:
-                checked[name] = found
+        for name, values in examples.items():
+            if values:
+                checked[name] = verify(trained, decider, exported, choices.batch, values)
 
     atomic_write(out, write_and_check, hint="nothing was written")
     return checked
