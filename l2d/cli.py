@@ -26,6 +26,12 @@ COMMANDS = {
         "decide about new inputs: answer, or ask whom",
         ("rule", "experts.costs", "trainer.", "dataset.workers"),
     ),
+    "export": Command(
+        "l2d.export:main",
+        "RUN [--out FILE] [--check INPUT] [KEY=VALUE ...]",
+        "write the system as one file: ONNX or torch.export",
+        ("rule", "experts.costs"),
+    ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
     "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
@@ -46,8 +52,8 @@ Examples:
   l2d train -m loss=ce,picce_ce experts.num=1,4,16 seed=0,1,2
   l2d report outputs --out report
 
-KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, predict, data
-and check also find your own settings. `l2d COMMAND --help` explains a command."""
+KEY=VALUE changes a setting; `l2d train --help` lists them all. With --config-dir DIR, train, evaluate, predict,
+export, data and check also find your own settings. `l2d COMMAND --help` explains a command."""
 
 
 def main(arguments: list[str] | None = None) -> None:

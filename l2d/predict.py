@@ -14,8 +14,8 @@ from l2d.cli import COMMANDS
 from l2d.compose import add_config_dir
 from l2d.errors import Arguments, UserError, errors_as_sentences, notify
 from l2d.identity import register_resolvers
-from l2d.inference.write import check_output, write
-from l2d.tracking.trained import Run, changed, find_run
+from l2d.inference.write import ENDINGS, check_output, write
+from l2d.tracking.trained import Run, run_with
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in the command should not wait for it
     from l2d.inference import Predictions
@@ -53,30 +53,14 @@ def main(arguments: list[str] | None = None) -> None:
         register_resolvers()
         settings = [word for word in options.words if "=" in word and not os.path.exists(word.removeprefix("@"))]
         inputs = [word for word in options.words if word not in settings]
-        trust = [word for word in settings if word.startswith("trust=")]
-        changes = [word for word in settings if word not in trust]
-        if not set(trust) <= {"trust=true", "trust=false"}:
-            raise UserError(f"{trust[-1]} must be true or false.")
         if not inputs:
             raise UserError("There are no inputs; give files, folders or @LIST after the run.")
         if options.batch_size is not None and options.batch_size < 1:
             raise UserError(f"--batch-size {options.batch_size} must be at least 1.")
         if options.out is not None:
-            check_output(options.out)
-        run = find_run(options.run, trust=trust[-1:] == ["trust=true"])
-        refuse_other_changes(changes)
-        cfg, _ = changed(run, changes, options.config_dir)
+            check_output(options.out, ENDINGS)
+        run, cfg = run_with(options.run, settings, options.config_dir, COMMANDS["predict"].settings)
         predict_run(run, cfg, inputs, options.out, options.batch_size)
-
-
-def refuse_other_changes(changes: list[str]) -> None:
-    """UserError for a setting that is part of the trained system, or has no meaning for new inputs."""
-    allowed = COMMANDS["predict"].settings
-    for change in changes:
-        if not change.startswith(allowed):
-            raise UserError(
-                f"{change} cannot be changed here; l2d predict takes rule, {', '.join(allowed[1:])}, trust."
-            )
 
 
 def predict_run(run: Run, cfg: DictConfig, inputs: list[str], out: Path | None, batch_size: int | None) -> None:

@@ -23,6 +23,12 @@ from l2d.evaluation.evaluator import Evaluator
 from l2d.identity import register_resolvers
 from l2d.source import _folders, source_digest
 
+EMBEDDED = (
+    "dataset.num_train=300", "dataset.num_test=90", "dataset.num_classes=6", "dataset.group_size=6", "backbone.hidden=16",
+    "trainer.epochs=8", "trainer.batch_size=16", "experts.num=3", "held_out=0.3",
+)  # fmt: skip
+FEATURES = ("experts.num=null", "trainer.epochs=4", "trainer.batch_size=32", "backbone.hidden=8", "loss=picce_ova")
+
 torch.set_num_threads(1)
 forkserver.ensure_running()  # before a test of the streaming loader starts it with less
 
@@ -142,6 +148,27 @@ def photo_run(tmp_path_factory):
         ))  # fmt: skip
 
     return train
+
+
+@pytest.fixture(scope="session")
+def embedded_run(tmp_path_factory):
+    """embedded_run(*words): the folder of a finished run on the embedded data, trained once for every setting."""
+    place = tmp_path_factory.mktemp("embedded")
+    return cache(lambda *words: trained_in(place / f"run{len(list(place.iterdir()))}", (*EMBEDDED, *words)))
+
+
+@pytest.fixture(scope="session")
+def features_run(tmp_path_factory) -> Path:
+    """A run on a table of three features, an id, and two annotators; the rows of its test split are in test.csv, shuffled."""
+    place, rng = tmp_path_factory.mktemp("features"), np.random.default_rng(0)
+    lines = []
+    for i in range(120):
+        kind = i % 2
+        x = (rng.standard_normal(3) + np.array([kind, -kind, 0])) * np.array([1, 100, 1e-3])
+        cells = [f"row{i}", *x, "ab"[kind], "test" if i % 4 > 1 else "train", "ab"[kind], "ab"[int(rng.integers(2))]]
+        lines.append(",".join(map(str, cells)))
+    (place / "all.csv").write_text("\n".join(["id,x_a,x_b,x_c,label,split,ada,bob", *lines]) + "\n")
+    return trained_in(place, ("dataset=features", f"dataset.path={place / 'all.csv'}", *FEATURES))
 
 
 def trained_in(place: Path, words: tuple[str, ...]) -> Path:

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from functools import cache
 from itertools import count, islice
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import trained_in
+from conftest import EMBEDDED, trained_in
 from PIL import Image
 
 import l2d
@@ -33,17 +32,6 @@ from l2d.tracking.trained import changed, find_run
 from l2d.training.loop import forward
 
 DOCS = Path(__file__).parents[1] / "docs" / "use.md"
-EMBEDDED = (
-    "dataset.num_train=300", "dataset.num_test=90", "dataset.num_classes=6", "dataset.group_size=6", "backbone.hidden=16",
-    "trainer.epochs=8", "trainer.batch_size=16", "experts.num=3", "held_out=0.3",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def embedded_run(tmp_path_factory):
-    """embedded_run(*words): the folder of a finished run on the embedded data, trained once for every setting."""
-    place = tmp_path_factory.mktemp("embedded")
-    return cache(lambda *words: trained_in(place / f"run{len(list(place.iterdir()))}", (*EMBEDDED, *words)))
 
 
 @pytest.fixture
@@ -120,6 +108,7 @@ def test_every_system_works_from_its_stored_weights(embedded_run, words):
     system = l2d.load(embedded_run(*words))
     check_same(system, embedded_inputs(system))
     check_same(system, embedded_inputs(system).numpy().astype(np.float64))
+    assert not [name for name in system.system.state_dict() if name.startswith("folds.")]  # for training alone
 
 
 RULES = [
@@ -222,23 +211,6 @@ def test_files_are_listed_only_as_far_as_they_are_read():
     seen = list(islice(batches, 4))
     assert [name for batch in seen for name in batch.ids] == [str(i) for i in range(12)]
     assert next(endless)[0] == "12"
-
-
-FEATURES = ("experts.num=null", "trainer.epochs=4", "trainer.batch_size=32", "backbone.hidden=8", "loss=picce_ova")
-
-
-@pytest.fixture(scope="module")
-def features_run(tmp_path_factory) -> Path:
-    """A run on a table of three features, an id, and two annotators; the rows of its test split are in test.csv, shuffled."""
-    place, rng = tmp_path_factory.mktemp("features"), np.random.default_rng(0)
-    lines = []
-    for i in range(120):
-        kind = i % 2
-        x = (rng.standard_normal(3) + np.array([kind, -kind, 0])) * np.array([1, 100, 1e-3])
-        cells = [f"row{i}", *x, "ab"[kind], "test" if i % 4 > 1 else "train", "ab"[kind], "ab"[int(rng.integers(2))]]
-        lines.append(",".join(map(str, cells)))
-    (place / "all.csv").write_text("\n".join(["id,x_a,x_b,x_c,label,split,ada,bob", *lines]) + "\n")
-    return trained_in(place, ("dataset=features", f"dataset.path={place / 'all.csv'}", *FEATURES))
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "npz"])

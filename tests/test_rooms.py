@@ -26,6 +26,7 @@ COMMANDS = {
     "check",
     "completion",
     "evaluate",
+    "export",
     "inspect",
     "job",
     "parallel",

@@ -1,6 +1,7 @@
 """rule=budget: ask about a share of the cases at most, those in which it is worth most."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +23,18 @@ def budget(cases: Cases, defer_at_most: Percent) -> Decision:
     price, deferred = _price(cases.held_out, defer_at_most)
     free = cases.decide()
     decision = free.at_price(price)
-    facts = limit_facts(
-        ["all"],
-        torch.tensor([defer_at_most], dtype=torch.float64),
-        price=torch.tensor([price], dtype=torch.float64),
-        held_out=deferred,
-        load=percent(decision.deferred),
-    )
-    return decision._replace(facts={"unit": "percent", **facts, "given_up": given_up(free, decision)})
+
+    def explain() -> dict[str, Any]:
+        facts = limit_facts(
+            ["all"],
+            [defer_at_most],
+            price=torch.tensor([price], dtype=torch.float64),
+            held_out=deferred,
+            load=percent(decision.deferred),
+        )
+        return {"unit": "percent", **facts, "given_up": given_up(free, decision)}
+
+    return decision._replace(explain=explain)
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,7 @@
 """rule=caps: no expert is asked about more than its share of the cases."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,14 @@ def caps(cases: Cases, caps: dict[str, Percent] | Percent) -> Decision:
     names = cases.deployment.expert_names
     cases, at_most = valued(cases), per_expert(caps, names, "rule.caps")
     assert cases.held_out is not None
-    prices, load, gap = _prices(cases.held_out, tuple(at_most.tolist()))
+    prices, load, gap = _prices(cases.held_out, at_most)
     decision, free = cases.decide(prices), cases.decide()
-    facts = limit_facts(names, at_most, price=prices, held_out=load, load=percent(decision.asked))
-    more = {"given_up": given_up(free, decision), "duality_gap": gap}
-    return decision._replace(facts={"unit": "percent", **facts, **more})
+
+    def explain() -> dict[str, Any]:
+        facts = limit_facts(names, at_most, price=prices, held_out=load, load=percent(decision.asked))
+        return {"unit": "percent", **facts, "given_up": given_up(free, decision), "duality_gap": gap}
+
+    return decision._replace(explain=explain)
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 import math
 from functools import lru_cache
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Interval
@@ -53,15 +53,16 @@ def combine(
     gain, asked, concluded = (torch.cat(column) for column in zip(*parts, strict=True))
     predicted = cases.decide().predicted  # [N]
     answer = torch.where(asked.any(dim=1), concluded, predicted)
-    asked_times = (
-        100 * asked.sum(dim=1).bincount().double() / len(asked)
-    )  # percent of cases with 0, 1, 2, ... questions
-    facts = {
-        "temperature": temperature,
-        "fitted_on": len(held_out.answers),
-        "cases_by_questions": asked_times.tolist(),
-    }
-    return Decision(predicted, gain.argmax(dim=1), gain, asked, answer, facts)
+
+    def explain() -> dict[str, Any]:
+        by_questions = 100 * asked.sum(dim=1).bincount().double() / len(asked)  # percent of cases with 0, 1, 2, ...
+        return {
+            "temperature": temperature,
+            "fitted_on": len(held_out.answers),
+            "cases_by_questions": by_questions.tolist(),
+        }
+
+    return Decision(predicted, gain.argmax(dim=1), gain, asked, answer, explain)
 
 
 @lru_cache(maxsize=1)

@@ -30,7 +30,7 @@ def conformal(cases: Cases, alpha: Annotated[float, Interval(gt=0, le=1)]) -> De
     voted = vote(cases.answers, asked, torch.ones_like(accuracy), accuracy)  # [N]
     answer = torch.where(decision.deferred, voted, decision.predicted)
     facts = {"alpha": alpha, "lambda": limit if math.isfinite(limit) else None, "fitted_on": count}
-    return decision._replace(asked=asked, answer=answer, facts=facts)
+    return decision._replace(asked=asked, answer=answer, explain=lambda: facts)
 
 
 @lru_cache(maxsize=1)

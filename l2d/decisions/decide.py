@@ -1,5 +1,6 @@
 """The one decision of the package: the action with the highest utility, [eta_1 .. eta_K, Acc_j - cost_j - price_j]."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,12 @@ class Decision(NamedTuple):
     answer: Tensor | None = (
         None  # [N] where a rule forms it from what was said; None: the asked expert's, else `predicted`
     )
-    facts: dict[str, Any] | None = None  # what a rule says about itself in result.json
+    explain: Callable[[], dict[str, Any]] | None = None  # -> `facts`; computed only where they are read
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What a rule says about itself in result.json."""
+        return self.explain() if self.explain else None
 
     @property
     def deferred(self) -> Tensor:
@@ -67,6 +73,8 @@ def decide(
     if available is not None:
         utility = utility.masked_fill(~available, -torch.inf)
     order = beliefs.new_zeros(1).expand(beliefs.shape) if order is None else order  # zeros: no order among equals
+    if torch.compiler.is_compiling():  # in an exported graph the number of rows is not known
+        return _decide(beliefs, utility, order, num_classes)
     rows = zip(beliefs.split(ROWS), utility.split(ROWS), order.split(ROWS), strict=True)
     parts = [_decide(*some, num_classes) for some in rows]
     predicted, expert, gain, asked = (torch.cat(column) for column in zip(*(part[:4] for part in parts), strict=True))

@@ -1,6 +1,6 @@
 """Limits on how much experts are asked: what a rule says about them in result.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -14,16 +14,16 @@ from l2d.errors import UserError
 Percent = Annotated[float, Interval(ge=0, le=100)]
 
 
-def per_expert(given: float | Mapping[str, float], names: list[str], key: str) -> Tensor:
-    """[J] the limits given by expert, or one for all; inf for experts who are not named."""
+def per_expert(given: float | Mapping[str, float], names: list[str], key: str) -> tuple[float, ...]:
+    """The limit of each of J experts, given by name, or one for all; inf for experts who are not named."""
     if not isinstance(given, Mapping):
-        return torch.full((len(names),), float(given), dtype=torch.float64)
+        return (float(given),) * len(names)
     for name in given:
         if name not in names:
             raise UserError(
                 f"{key}.{name}={given[name]:g}: there is no such expert; the experts are {', '.join(names)}."
             )
-    return torch.tensor([given.get(name, torch.inf) for name in names], dtype=torch.float64)
+    return tuple(float(given.get(name, torch.inf)) for name in names)
 
 
 def names_experts(key: str) -> Callable[[Deployment, dict[str, Any]], None]:
@@ -45,8 +45,9 @@ def percent(asked: Tensor) -> Tensor:
     return 100 * asked.sum(dim=0).double().reshape(-1) / len(asked)
 
 
-def limit_facts(names: list[str], at_most: Tensor, **columns: Tensor) -> dict[str, Any]:
-    """Rows of `limits` ({who, at_most, ..., load, over}, one per entry of at_most [J]; None: no limit), and whether all are kept."""
+def limit_facts(names: list[str], limits: Sequence[float], **columns: Tensor) -> dict[str, Any]:
+    """Rows of `limits` ({who, at_most, ..., load, over}, one per limit; None: no limit), and whether all are kept."""
+    at_most = torch.tensor(limits, dtype=torch.float64)  # [J]
     over = (columns["load"] - at_most).clamp(min=0)
     over = torch.where(over < 1e-9, 0, over)  # a percentage is rounded
     columns = {"at_most": at_most, **columns, "over": over}

@@ -87,11 +87,20 @@ class Decider:
                         columns[name][i] = value
         return Predictions({**columns, "id": seen.ids, "error": [errors.get(i) for i in range(len(seen.ids))]})
 
-    def columns(self, beliefs: Tensor, outputs: Tensor, there: Tensor) -> dict[str, list[Any]]:
-        """What is decided by beliefs [m, K+J] and outputs [m, *] where these experts [m, J] are there."""
+    def decide(self, beliefs: Tensor, outputs: Tensor, there: Tensor) -> Decision:
+        """The decision by beliefs [m, K+J] and outputs [m, *] where these experts [m, J] are there."""
         order = outputs if outputs.shape == beliefs.shape else beliefs
         answers = torch.full(there.shape, -1)  # nobody has been heard yet
-        decision = self.rule(Cases(beliefs, answers, there, order, self.deployment))
+        return self.rule(Cases(beliefs, answers, there, order, self.deployment))
+
+    def action(self, decision: Decision) -> Tensor:
+        """[m] what is done, as a number, where at most one expert is asked: k to answer class k, K + j to ask expert j."""
+        asked = decision.asked.int().argmax(dim=1)  # [m]
+        return torch.where(decision.deferred, len(self.class_names) + asked, decision.predicted)
+
+    def columns(self, beliefs: Tensor, outputs: Tensor, there: Tensor) -> dict[str, list[Any]]:
+        """The columns of the table for beliefs [m, K+J] and outputs [m, *] where these experts [m, J] are there."""
+        decision = self.decide(beliefs, outputs, there)
         classes, experts = np.array(self.class_names, dtype=object), np.array(self.expert_names, dtype=object)
         predicted = classes[decision.predicted].tolist()
         gain, accuracy = decision.margin, pick(beliefs, len(classes) + decision.expert)  # [m], [m]

@@ -57,6 +57,7 @@ class TrainedSystem:
             self.system = make_system(cfg, self.sizes)
         here = f"backbone={cfg.backbone.get('name')} with {num_classes} classes and {num_experts} experts"
         give_weights(self.system, weights, path, here)
+        self.system.forget_training()
         self.system.requires_grad_(False).eval()
         self._move(place)
 

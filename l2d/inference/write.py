@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from l2d.atomic import atomic_write
+from l2d.atomic import atomic_write, obstacle
 from l2d.errors import UserError, drop_output
 from l2d.inference.table import COLUMNS, Predictions
 
@@ -55,14 +56,33 @@ WRITERS: dict[str, Callable[[BinaryIO, Parts], None]] = {
 }
 
 
-def check_output(out: Path) -> None:
-    """UserError for a file whose ending says nothing, or whose folder is not there."""
-    if out.suffix.lower() not in WRITERS:
-        raise UserError(f"--out {out} must end in {', '.join(WRITERS)}.")
-    if out.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise UserError(f"--out {out} needs pyarrow, which is not installed: pip install 'l2d[parquet]'.")
-    if not out.absolute().parent.is_dir():
+class Extra(NamedTuple):
+    """Packages that are not installed with l2d itself, and the extra that they come with."""
+
+    name: str
+    packages: tuple[str, ...]
+
+
+ENDINGS = {".csv": None, ".jsonl": None, ".parquet": Extra("parquet", ("pyarrow",))}
+
+
+def check_output(out: Path, endings: Mapping[str, Extra | None]) -> None:
+    """UserError for a file whose ending is none of these, or needs what is not installed, or that cannot be in its folder."""
+    if out.suffix.lower() not in endings:
+        raise UserError(f"--out {out} must end in {', '.join(endings)}.")
+    extra = endings[out.suffix.lower()]
+    absent = [package for package in extra.packages if find_spec(package) is None] if extra else []
+    if extra and absent:
+        raise UserError(
+            f"--out {out} needs {', '.join(absent)}, which is not installed: pip install 'l2d[{extra.name}]'."
+        )
+    folder = out.absolute().parent
+    if not folder.is_dir():
         raise UserError(f"--out {out} cannot be written: {out.parent} is not a folder.")
+    if what := obstacle(out):
+        raise UserError(f"--out {out} cannot be written: it is {what}.")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--out {out} cannot be written: there is no permission to write to {out.parent}.")
 
 
 def write(out: Path | None, parts: Parts) -> None:

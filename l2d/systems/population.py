@@ -121,7 +121,7 @@ class PooledPopulation(System):
 
     def scored(self, outputs: Tensor, psi: Tensor) -> Tensor:
         """Scores [B, K+P] of outputs [B, K+H] for experts psi [P, H]."""
-        sizes = (len(outputs), len(psi), -1)
+        sizes = (outputs.shape[0], psi.shape[0], -1)  # not len(): it would fix the batch of an exported graph
         pairs = torch.cat(
             [self.features(outputs)[:, None].expand(sizes), psi[None].expand(sizes)], dim=2
         )  # [B, P, K+2H]

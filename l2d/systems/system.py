@@ -57,6 +57,9 @@ class System(nn.Module, ABC):
         """Describe the experts who can be asked, into the buffers `about_panel`, before every evaluation: from what `backbone` gives
         for their context [C, *], its labels [C] and their answers [C, J], -1 outside the context of an expert."""
 
+    def forget_training(self) -> None:
+        """Drop what only training needs: called when the system is loaded to be used."""
+
     def settle(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> None:
         """Fit what is not trained, into buffers, from held-out outputs [N, *], labels [N] and answers [N, J]."""
 

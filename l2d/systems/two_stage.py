@@ -139,6 +139,10 @@ class TwoStage(System):
             self.folds = self.new_folds()  # nothing of a network that has seen the rows of this fold
         self.division.fill_(own)
 
+    def forget_training(self) -> None:
+        """The fold networks have answered for the router."""
+        self.folds = nn.ModuleList()
+
     def route(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The mean loss of the router's scores, in float32 also under autocast."""
         scores, answers = outputs.float().tensor_split([1 + self.num_experts], dim=1)  # [B, 1+J], [B, F]
@@ -167,7 +171,7 @@ class TwoStage(System):
         if isinstance(self.loss.base, OvA):
             right = agent.sigmoid()
             others = classes.scatter(1, predicted, -torch.inf).softmax(dim=1)  # [B, K]
-            below = right.nextafter(torch.zeros_like(right))  # no class is level with the predicted one
+            below = right * (1 - 2**-53)  # the next lower number, so that no class is level with the predicted one
             among = ((1 - right) * others).minimum(below).scatter(1, predicted, right)
             return torch.cat([among, experts.sigmoid()], dim=1)
         q = getattr(self.loss.base, "q", 0.0)

@@ -100,6 +100,19 @@ def changed(run: Run, changes: list[str], config_dirs: Folders) -> tuple[DictCon
     return _ready(cfg), {_touched(str(change.key_or_group)) for change in parsed}
 
 
+def run_with(path: str, words: list[str], config_dirs: Folders, allowed: tuple[str, ...]) -> tuple[Run, DictConfig]:
+    """The run in `path`, and its setting with these words KEY=VALUE changed; each begins with one of `allowed`, or is trust=true."""
+    trust = [word for word in words if word.startswith("trust=")]
+    changes = [word for word in words if word not in trust]
+    if not set(trust) <= {"trust=true", "trust=false"}:
+        raise UserError(f"{trust[-1]} must be true or false.")
+    run = find_run(path, trust=trust[-1:] == ["trust=true"])
+    for change in changes:
+        if not change.startswith(allowed):
+            raise UserError(f"{change} cannot be changed here; this takes {', '.join(allowed)}, trust.")
+    return run, changed(run, changes, config_dirs)[0]
+
+
 def setting_of(run: Run) -> DictConfig:
     """The saved setting as it is."""
     absent = {"system", "rule", "init", "freeze"} - run.config.keys()
