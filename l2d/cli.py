@@ -27,7 +27,9 @@ COMMANDS = {
         ("rule", "experts.costs", "trainer.", "dataset.workers"),
     ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
-    "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
+    "status": Command(
+        "l2d.status:main", "[DIR ...] [--watch]", "show which runs are finished, running, failed or missing"
+    ),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
     "check": Command(
         "l2d.check:main",
