@@ -19,7 +19,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("l2d.cli:train", "[KEY=VALUE ...]", "train a system, or with -m a grid of systems"),
-    "evaluate": Command("l2d.evaluate:main", "RUN [KEY=VALUE ...]", "evaluate trained weights again"),
+    "evaluate": Command("l2d.evaluate:main", "RUN [--samples] [KEY=VALUE ...]", "evaluate trained weights again"),
     "predict": Command(
         "l2d.predict:main",
         "RUN INPUT ... [--out FILE] [KEY=VALUE ...]",

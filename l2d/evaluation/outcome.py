@@ -1,6 +1,6 @@
 """What a system did on a split. Every metric, curve, table and per-sample file is a function of an Outcome."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -29,6 +29,7 @@ class Outcome:
     samples: Tensor | None = None  # [N] which ones of the split these are; None: all of them
     truth: Truth | None = None
     deployment: Deployment | None = None
+    ids: Sequence[str] | None = None  # [N] of the samples, where they have names
 
     @property
     def num_classes(self) -> int:
