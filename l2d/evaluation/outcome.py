@@ -36,6 +36,11 @@ class Outcome:
         return self.beliefs.shape[1] - self.answers.shape[1]
 
     @property
+    def believes(self) -> bool:
+        """Whether its beliefs are estimates that can be compared with what happens: of every expert, or of the one who is asked."""
+        return self.vouches_for == "all" or (self.vouches_for == "top" and self.decision.answer is None)
+
+    @property
     def costs(self) -> Tensor | None:
         """What asking each expert costs, [J]; None where it costs nothing."""
         return self.deployment.costs if self.deployment else None

@@ -40,10 +40,15 @@ def sample_kinds(outcome: Outcome) -> dict[str, type]:
     answer (None: not recorded); the probability of each class, and how likely each expert is right."""
     classes, experts = names_of(outcome)
     if len(set(classes)) < len(classes) or len(set(experts)) < len(experts):
-        raise UserError("A table of samples has a column for each class and expert, and two of them have the same name.")
+        raise UserError(
+            "A table of samples has a column for each class and expert, and two of them have the same name."
+        )
     said = {name: kind for name, kind in COLUMNS.items() if name not in ("id", "error")}
     return {
-        "id": str, "label": str, "answer": str, "right": bool,
+        "id": str,
+        "label": str,
+        "answer": str,
+        "right": bool,
         **said,
         **{f"answer_{name}": str for name in experts},
         **{f"probability_{name}": float for name in classes},

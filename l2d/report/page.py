@@ -14,7 +14,7 @@ from l2d.errors import visible
 from l2d.report.blocks import Block
 from l2d.report.figures import figure_name
 from l2d.report.findings import findings
-from l2d.report.layout import rankings, reference_shown, results_tables
+from l2d.report.layout import count_of, rankings, reference_shown, results_tables
 from l2d.report.methods import label
 from l2d.report.style import crowded
 from l2d.report.templates import inline, render
@@ -39,13 +39,20 @@ MAX_SVG = 300_000  # bytes; a larger drawing is embedded as PNG, whose size does
 WIDE = {"questions", "training_curves", "deferred_to", "underfitting", "regret", "reliability", "ranking"}
 
 
-def write_page(blocks: list[Block], figures: list[list[Path]], out: Path, deployed: "Deployed | None" = None) -> Path:
-    """Write index.html with the PNGs `figures` of each block and, where that was asked for, what to deploy; return its path."""
+def write_page(
+    blocks: list[Block],
+    figures: list[list[Path]],
+    out: Path,
+    deployed: "Deployed | None" = None,
+    samples: dict[str, Path] | None = None,
+) -> Path:
+    """Write index.html with the PNGs `figures` of each block and, where that was asked for, what to deploy and links to the pages on
+    what each run did (folder -> page); return its path."""
     runs = pd.concat([block.runs for block in blocks])
     page = out / "index.html"
     text = render(
         "page.html",
-        sections=[_section(block, paths, out) for block, paths in zip(blocks, figures, strict=True)],
+        sections=[_section(block, paths, out, samples or {}) for block, paths in zip(blocks, figures, strict=True)],
         datasets=sorted(set(runs["dataset"])),
         methods=sorted(set(runs["method"])),
         environments=_environments(runs),
@@ -57,7 +64,7 @@ def write_page(blocks: list[Block], figures: list[list[Path]], out: Path, deploy
     return page
 
 
-def _section(block: Block, figures: list[Path], out: Path) -> dict[str, Any]:
+def _section(block: Block, figures: list[Path], out: Path, samples: dict[str, Path]) -> dict[str, Any]:
     bands = "" if crowded(block.methods) else "; bands are one standard deviation over seeds"
     captions = {figure_name(m): f"{m.label} against the number of experts{bands}." for m in block.metrics}
     return {
@@ -68,6 +75,15 @@ def _section(block: Block, figures: list[Path], out: Path) -> dict[str, Any]:
         "rankings": rankings(block),
         "paired": _paired(block),
         "figures": [_figure(path, {**CAPTIONS, **captions}) for path in figures],
+        "samples": [
+            {
+                "method": run["method"],
+                "name": f"{label(run['method'])}, {count_of(run['num_experts'])}, seed {run['seed']}",
+                "address": quote(samples[run["folder"]].relative_to(out).as_posix()),
+            }
+            for run in block.runs.to_dict("records")
+            if run["folder"] in samples
+        ],
         "headings": [metric.heading for metric in block.metrics],
         "runs": [_run(run, block, out) for run in block.runs.to_dict("records")],
     }
