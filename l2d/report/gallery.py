@@ -7,8 +7,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from markupsafe import escape
+
 from l2d.data.load import load_dataset
-from l2d.errors import UserError
+from l2d.errors import UserError, visible
 from l2d.report.again import Again
 from l2d.report.style import short
 from l2d.tracking.trained import refuse_other_data
@@ -22,8 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 SIDE = 112  # pixels of the longer side of a thumbnail
 LOSSLESS = 48  # up to this size a thumbnail is a PNG: JPEG would blur the few pixels that there are
 FIRST, MOST = 24, 150  # images of a group that are shown in any case, and at most
-BUDGET = 3_600_000  # bytes of all cards, so that the page stays below 5 MB
-MARKUP = 900  # bytes of a card beside its thumbnail and its names, at most
+MARKUP = 600  # bytes of a card beside its thumbnail and its lines, at most
 MAX_ANSWERS = 6  # of experts who were not asked
 
 Pictures = Callable[
@@ -52,7 +53,7 @@ class Card(NamedTuple):
     def size(self) -> int:
         """An upper bound of its bytes in the page."""
         texts = [self.name, self.name, self.label, *(line.text for line in self.lines)]
-        return len(self.src) + MARKUP + 6 * sum(len(text) for text in texts) + 60 * len(self.lines)
+        return len(self.src) + MARKUP + sum(len(escape(text).encode()) + 60 for text in texts)
 
 
 class Group(NamedTuple):
@@ -72,8 +73,8 @@ class Shelf(NamedTuple):
     cards: list[Card]
 
 
-def gallery(outcome: "Outcome", pictures: Pictures) -> list[Shelf]:
-    """The groups with the images that fit into the page: the first ones of each, then those of as many classes as possible."""
+def gallery(outcome: "Outcome", pictures: Pictures, room: int) -> list[Shelf]:
+    """The groups with the images that fit into `room` bytes: the first ones of each, then those of as many classes as possible."""
     from l2d.inference.samples import ids_of
 
     found, ids = groups(outcome), ids_of(outcome)
@@ -89,7 +90,7 @@ def gallery(outcome: "Outcome", pictures: Pictures) -> list[Shelf]:
             seen[position] = "" if image is None else thumbnail(image)
         card = _card(outcome, i, ids[i], seen[i])
         used += card.size()
-        if used > BUDGET:
+        if used > room:
             break
         chosen[g][i] = card
     return [
@@ -186,7 +187,7 @@ def _card(outcome: "Outcome", i: int, name: str, src: str) -> Card:
     """Sample i: what the system would have answered, what those said who were asked, then the others, the best to ask first."""
     from l2d.inference.samples import names_of
 
-    classes, experts = names_of(outcome)
+    classes, experts = ([short(visible(name)) for name in names] for names in names_of(outcome))
     decision, label, best = outcome.decision, int(outcome.labels[i]), int(outcome.decision.expert[i])
     predicted, asked = int(decision.predicted[i]), decision.asked[i].nonzero().squeeze(1).tolist()
     beliefs, answers = outcome.beliefs[i].tolist(), outcome.answers[i].tolist()  # [K+J], [J]
@@ -194,7 +195,7 @@ def _card(outcome: "Outcome", i: int, name: str, src: str) -> Card:
     def said(who: str, answer: int, belief: float | None, used: bool) -> Line:
         sure = "" if belief is None or outcome.vouches_for == "none" else f", {100 * belief:.0f} %"
         state = "none" if answer < 0 else "right" if answer == label else "wrong"
-        return Line(f"{short(who)}{sure}: {'no answer' if answer < 0 else short(classes[answer])}", state, used)
+        return Line(f"{who}{sure}: {'no answer' if answer < 0 else classes[answer]}", state, used)
 
     def of_expert(j: int) -> Line:
         known = outcome.vouches_for == "all" or j == best
@@ -209,4 +210,4 @@ def _card(outcome: "Outcome", i: int, name: str, src: str) -> Card:
         right = rest.count(label)
         lines.append(Line(f"{len(rest)} more: {right} right, {len(rest) - right} wrong", "none"))
     who = asked or ([best] if decision.margin[i].isfinite() else [])
-    return Card(src, name, short(classes[label]), label, " ".join(map(str, who)), lines)
+    return Card(src, visible(name), classes[label], label, " ".join(map(str, who)), lines)

@@ -20,11 +20,12 @@ from l2d.report.gallery import Shelf, gallery, pictures_of
 from l2d.report.heat import heat_maps
 from l2d.report.layout import count_of
 from l2d.report.methods import label
-from l2d.report.style import MANY, STYLE
+from l2d.report.style import MANY, STYLE, short
 from l2d.report.tables import one_per_seed
 from l2d.report.templates import inline, render
 
 FOLDER = "samples"
+MAX_PAGE = 4_500_000  # bytes without what the filters list, which is less than half a MB
 
 
 def write_sample_pages(runs: pd.DataFrame, changes: list[str], out: Path) -> dict[str, Path]:
@@ -56,39 +57,45 @@ def _write(page: Path, text: str) -> None:
 
 
 def _page(row: dict[str, Any], again: Again, changes: list[str]) -> str:
+    """The page with as many images as there is room for."""
     outcome = again.outcomes["test"]
-    class_names, expert_names = names_of(outcome)
-    shelves, without = _shelves(again)
-    cards = [card for shelf in shelves for card in shelf.cards]
+    class_names, expert_names = ([visible(name) for name in names] for names in names_of(outcome))
     beliefs = beliefs_of(outcome, expert_names)
-    confusions, by_expert = (maps := heat_maps(by_class(outcome), class_names, expert_names))[:2], maps[2:]
-    return render(
-        "samples.html",
-        title=f"{label(row['method'])}, {count_of(row['num_experts'])}, seed {row['seed']}",
-        subtitle=f"{row['dataset']}, {row['experts']} experts",
-        folder=visible(row["folder"]),
-        rule=" ".join(changes) or f"rule={again.cfg.rule.get('name')}",
-        metrics=[
-            (metric.label, f"{value:.2f}")
-            for metric, value in zip(HEADLINE, measure(outcome, HEADLINE).values(), strict=True)
-        ],
-        count=len(outcome.labels),
-        confusions=confusions,
-        by_expert=by_expert,
-        beliefs=beliefs,
-        reliability=_reliability(again, expert_names) if beliefs else None,
-        fewer=len(expert_names) > MANY,
-        least=LEAST,
-        shelves=shelves,
-        without=without,
-        classes=sorted({(card.number, card.label) for card in cards}),
-        experts=[(j, expert_names[j]) for j in sorted({int(j) for card in cards for j in card.experts.split()})],
-        version=l2d.__version__,
-    )
+    maps = heat_maps(by_class(outcome), class_names, expert_names)
+    values = measure(outcome, HEADLINE)
+    whole = {
+        "title": f"{label(row['method'])}, {count_of(row['num_experts'])}, seed {row['seed']}",
+        "subtitle": f"{row['dataset']}, {row['experts']} experts",
+        "folder": visible(row["folder"]),
+        "rule": " ".join(changes) or f"rule={again.cfg.rule.get('name')}",
+        "metrics": [(metric.label, f"{values[metric.name]:.2f}") for metric in HEADLINE],
+        "count": len(outcome.labels),
+        "confusions": maps[:2],
+        "by_expert": maps[2:],
+        "beliefs": beliefs,
+        "reliability": _reliability(again, expert_names) if beliefs else None,
+        "fewer": len(expert_names) > MANY,
+        "least": LEAST,
+        "version": l2d.__version__,
+    }
+    bare = render("samples.html", **whole, **_gallery([], expert_names), without="")
+    shelves, without = _shelves(again, MAX_PAGE - len(bare.encode()))
+    return render("samples.html", **whole, **_gallery(shelves, expert_names), without=without)
 
 
-def _shelves(again: Again) -> tuple[list[Shelf], str]:
-    """The gallery, or none and why."""
+def _gallery(shelves: list[Shelf], expert_names: list[str]) -> dict[str, Any]:
+    """The images, and the classes and experts that they can be filtered by."""
+    cards = [card for shelf in shelves for card in shelf.cards]
+    experts = sorted({int(j) for card in cards for j in card.experts.split()})
+    return {
+        "shelves": shelves,
+        "classes": sorted({(card.number, card.label) for card in cards}),
+        "experts": [(j, short(expert_names[j])) for j in experts],
+    }
+
+
+def _shelves(again: Again, room: int) -> tuple[list[Shelf], str]:
+    """The gallery in so many bytes, or none and why."""
     try:
         pictures = pictures_of(again)
     except UserError as error:
@@ -96,7 +103,7 @@ def _shelves(again: Again) -> tuple[list[Shelf], str]:
         return [], str(error)
     if pictures is None:
         return [], "The inputs are vectors."
-    return gallery(again.outcomes["test"], pictures), ""
+    return gallery(again.outcomes["test"], pictures, room), ""
 
 
 def _reliability(again: Again, expert_names: list[str]) -> str:
