@@ -26,6 +26,11 @@ COMMANDS = {
         "decide about new inputs: answer, or ask whom",
         ("rule", "experts.costs", "trainer.", "dataset.workers"),
     ),
+    "monitor": Command(
+        "l2d.monitor:main",
+        "DECISIONS ANSWERS [--out FILE] [--parts N]",
+        "watch a system in use: load, beliefs, drift, missing answers",
+    ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
     "status": Command(
         "l2d.status:main", "[DIR ...] [--watch]", "show which runs are finished, running, failed or missing"

@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate",
     "inspect",
     "job",
+    "monitor",
     "parallel",
     "predict",
     "status",
