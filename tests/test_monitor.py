@@ -214,12 +214,14 @@ def test_tables_that_do_not_fit_are_refused_and_nothing_is_written(cli, decision
     [
         (["--out", "watch.xlsx"], "watch.xlsx"),
         (["--out", "nowhere/watch.csv"], "nowhere"),
+        (["--out", "folder.csv"], "folder.csv cannot be written (it is a folder)"),
         (["--alert", "speed=3"], "speed=3"),
         (["--alert", "gap=much"], "gap=much"),
         (["--parts", "1"], "--parts 1"),
     ],
 )
 def test_words_that_mean_nothing_are_refused(cli, words, named):
+    Path("folder.csv").mkdir()
     code, out, err = cli(*words)
     assert code == 2 and out == "" and named in err and err.count("\n") == 1
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 from test_report_page import Elements, browse
 
@@ -22,11 +23,13 @@ from l2d.evaluation.outcome import Outcome
 from l2d.identity import register_resolvers
 from l2d.inference import COLUMNS
 from l2d.report import load_runs
+from l2d.report.again import Again
 from l2d.report.beliefs import beliefs_of
-from l2d.report.gallery import FIRST, _wanted, gallery, groups
+from l2d.report.gallery import FIRST, _wanted, gallery, groups, pictures_of
 from l2d.report.gallery import MOST as MOST_IMAGES
 from l2d.report.heat import MOST, heat_maps
 from l2d.report.samples import _page, write_sample_pages
+from l2d.tracking.trained import Run
 
 SAID = ["decision", "asked", "predicted", "probability", "expert", "expert_accuracy", "gain"]
 
@@ -328,6 +331,11 @@ def test_runs_that_kept_nothing_are_named_and_without_any_other_nothing_is_writt
     refused(cli("report", "outputs/nothing", "--samples"), "nothing", "kept no scores", "--samples")
     refused(cli("report", run, "--samples", "loss=ce"), "loss=ce", "dataset.root")
     assert not Path("report").exists()
+
+
+def test_vectors_have_no_gallery():
+    run = Run(Path("run"), None, {}, {"preprocessing": {"shape": [4]}})
+    assert pictures_of(Again(run, OmegaConf.create({"dataset": {}}), {"test": outcome()})) is None
 
 
 @pytest.mark.slow
