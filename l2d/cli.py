@@ -19,7 +19,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("l2d.cli:train", "[KEY=VALUE ...]", "train a system, or with -m a grid of systems"),
-    "evaluate": Command("l2d.evaluate:main", "RUN [KEY=VALUE ...]", "evaluate trained weights again"),
+    "evaluate": Command("l2d.evaluate:main", "RUN [--samples] [KEY=VALUE ...]", "evaluate trained weights again"),
     "predict": Command(
         "l2d.predict:main",
         "RUN INPUT ... [--out FILE] [KEY=VALUE ...]",
@@ -32,8 +32,15 @@ COMMANDS = {
         "write the system as one file: ONNX or torch.export",
         ("rule", "experts.costs"),
     ),
+    "monitor": Command(
+        "l2d.monitor:main",
+        "DECISIONS ANSWERS [--out FILE] [--parts N]",
+        "watch a system in use: load, beliefs, drift, missing answers",
+    ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
-    "status": Command("l2d.status:main", "[DIR ...]", "show which runs are finished, running, failed or missing"),
+    "status": Command(
+        "l2d.status:main", "[DIR ...] [--watch]", "show which runs are finished, running, failed or missing"
+    ),
     "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
     "check": Command(
         "l2d.check:main",

@@ -73,12 +73,14 @@ def _following(before: list[str], word: str) -> list[str]:
         return []
     command = COMMANDS[before[0]]
     first, takes_settings = command.usage.split()[0], "KEY=VALUE" in command.usage
-    options = [text.lstrip("[") for text in command.usage.split() if text.startswith("[--")]
+    words = [text.lstrip("[") for text in command.usage.split() if text.startswith("[--")]
+    flags = [text.rstrip("]") for text in words if text.endswith("]")]
+    options = [text for text in words if not text.endswith("]")]  # that a value follows
     options += ["--config-dir"] if takes_settings else []
     if before[-1] in (*options, "-cd"):
         return []
     if word.startswith("-"):
-        return [*options, "--help"]
+        return [*options, *flags, "--help"]
     if len(before) == 1 and "=" not in first:
         return first.split("|") if first.islower() else []
     known = _settings(before, word) if takes_settings else []

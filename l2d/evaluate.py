@@ -3,6 +3,7 @@
 import json
 import time
 from argparse import RawDescriptionHelpFormatter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,15 @@ from omegaconf import DictConfig
 from l2d.atomic import atomic_write
 from l2d.compose import add_config_dir
 from l2d.conf_files import Folders
-from l2d.errors import Arguments, UserError, errors_as_sentences, notify
+from l2d.errors import Arguments, UserError, errors_as_sentences, notify, show
 from l2d.identity import choices, register_resolvers
+from l2d.inference.write import write
 from l2d.tracking.run_folder import environment
 from l2d.tracking.trained import FROM_OUTCOME, Run, changed, find_run, refuse_other_data
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in the command should not wait for it
     from l2d.evaluation.evaluator import Evaluated
+    from l2d.evaluation.outcome import Outcome
     from l2d.systems.weights import Weights
     from l2d.task import Task
 
@@ -31,7 +34,8 @@ Evaluate a trained system again and write the metrics to evaluation.json in its 
 The setting is the config.yaml of the run. evaluation=... and rule=... are answered from what the run kept, without its model
 and its data. dataset=..., experts=... and any other key=value read both again: the test set of that setting is predicted, its
 classes and experts matched by name. Code that the run names and that is not l2d's own (a loss of yours, say) is run only
-with trust=true: a folder may come from someone else."""
+with trust=true: a folder may come from someone else. --samples writes a row per test sample beside evaluation.json, to
+predictions.parquet (without pyarrow to predictions.csv): label, decision, who was asked and said what, right or wrong, beliefs."""
 OWN_WORDS = ("ckpt=", "out=", "trust=")
 
 
@@ -39,12 +43,13 @@ def main(arguments: list[str] | None = None) -> None:
     """l2d evaluate RUN KEY=VALUE ..."""
     parser = Arguments(
         "l2d evaluate",
-        usage="l2d evaluate [--config-dir DIR] RUN [KEY=VALUE ...]",
+        usage="l2d evaluate [--config-dir DIR] RUN [--samples] [KEY=VALUE ...]",
         description=DESCRIPTION,
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run, or the weights in it")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes, out=FILE, trust=true")
+    parser.add_argument("--samples", action="store_true", help="write what was done with each test sample, too")
     add_config_dir(parser)
     options = parser.parse_intermixed_args(arguments)
     with errors_as_sentences():
@@ -57,11 +62,15 @@ def main(arguments: list[str] | None = None) -> None:
         if own.get("trust", "false") not in ("true", "false"):
             raise UserError(f"trust={own['trust']} must be true or false.")
         run = find_run(own["ckpt"], trust=own.get("trust") == "true")
-        evaluate_run(run, changes, options.config_dir, Path(own.get("out") or run.folder / "evaluation.json"))
+        out = Path(own.get("out") or run.folder / "evaluation.json")
+        evaluate_run(run, changes, options.config_dir, out, options.samples)
 
 
-def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) -> dict[str, Any]:
-    """Evaluate a run with some settings changed; print the metrics and write them to `out`."""
+def evaluate_run(
+    run: Run, changes: list[str], config_dirs: Folders, out: Path, samples: bool = False
+) -> dict[str, Any]:
+    """Evaluate a run with some settings changed; print the metrics and write them to `out`, and with `samples` a table of all test
+    samples beside it."""
     started = time.perf_counter()
     cfg, touched = changed(run, changes, config_dirs)
 
@@ -76,8 +85,10 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
         evaluated = evaluate_kept(cfg, run.folder, run.result)
     if evaluated is None:
         evaluated, source = from_weights(cfg, run, touched), "weights"
+    table = write_samples(out.parent, evaluated.outcomes["test"]) if samples else None
     result = {
         **evaluated.result,
+        **({"samples": table.name} if table else {}),
         "source": source,
         "run": str(run.folder),
         "changes": changes,
@@ -88,7 +99,18 @@ def evaluate_run(run: Run, changes: list[str], config_dirs: Folders, out: Path) 
     atomic_write(out, lambda file: file.write((json.dumps(result, indent=2, allow_nan=False) + "\n").encode()))
     reporter: Any = Harmless(ProgressReporter(verbose=True), "The display")
     reporter.final(out, result)
+    if table:
+        show(f"Samples: {table}")
     return result
+
+
+def write_samples(folder: Path, outcome: "Outcome") -> Path:
+    """Write what was done with each sample to predictions.parquet, or where that is not possible to predictions.csv."""
+    from l2d.inference.samples import sample_kinds, sample_parts
+
+    path = folder / ("predictions.parquet" if find_spec("pyarrow") else "predictions.csv")
+    write(path, sample_parts(outcome), sample_kinds(outcome))
+    return path
 
 
 def from_weights(cfg: DictConfig, run: Run, touched: set[str]) -> "Evaluated":

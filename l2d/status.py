@@ -1,25 +1,57 @@
 """l2d status: how far the sweeps and runs below a folder are, read from their files alone, at any time."""
 
 import csv
+import time
 from collections import Counter
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from l2d.errors import Arguments, UserError, errors_as_sentences, notify, show, visible
+from l2d.errors import Arguments, UserError, errors_as_sentences, notices_once, notify, show, visible
 from l2d.identity import method_parts
 from l2d.tracking.read import HEADLINE, checked_manifest, checked_result, epoch_lines, read_result
 from l2d.tracking.run_folder import MANIFESTS, headline, in_use
 
 SIGNS = {"finished": "#", "running": ">", "interrupted": "!", "failed": "x", "damaged": "?", "missing": "."}
+INTERVAL_S = 3  # of --watch
 
 
 def main(arguments: list[str] | None = None) -> None:
     """l2d status DIR ..."""
     parser = Arguments("l2d status", description="Show how far the sweeps and runs below a folder are.")
     parser.add_argument("folders", nargs="*", default=["outputs"], help="folders that runs wrote to (default: outputs)")
+    parser.add_argument(
+        "--watch", action="store_true", help=f"on a terminal: update in place every {INTERVAL_S} seconds, until Ctrl-C"
+    )
+    given = parser.parse_args(arguments)
+    folders = [Path(folder) for folder in given.folders]
     with errors_as_sentences():
-        for folder in parser.parse_args(arguments).folders:
-            show(describe(Path(folder)))
+        if not given.watch or not watch(folders):
+            for folder in folders:
+                show(describe(folder))
+
+
+def watch(folders: list[Path]) -> bool:
+    """Show the folders again and again in the same place of the terminal, until Ctrl-C; what was shown last stays there.
+    False, and nothing is shown, where standard output is no terminal that can do this."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    terminal = Console()
+    if not terminal.is_terminal or terminal.is_dumb_terminal:
+        return False
+
+    def shown() -> Text:
+        now = f"At {datetime.now():%H:%M:%S}, again every {INTERVAL_S} s; Ctrl-C ends this."
+        return Text("\n\n".join([*map(describe, folders), now]), no_wrap=True, overflow="ellipsis")
+
+    with notices_once(), suppress(KeyboardInterrupt), Live(shown(), console=terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(INTERVAL_S)
+            live.update(shown(), refresh=True)
+    return True
 
 
 def describe(root: Path) -> str:

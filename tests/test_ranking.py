@@ -219,7 +219,8 @@ def test_the_figure_of_the_ranking_has_a_point_per_entry_and_number_of_experts(m
     error, regret = figure.axes
     names = [text.get_text() for text in error.get_yticklabels()]
     assert names[0] == "Any expert right" and names[-1] == "MAE" and len(names) == 11
-    at_one = dict(zip(*reversed(error.containers[0].lines[0].get_data()), strict=True))
+    points = [point.lines[0].get_xydata()[0] for point in error.containers]
+    at_one = {y: x for x, y in points[:11]}
     assert at_one[names.index("RS")] == 26.5 and len(at_one) == 11
     assert regret.get_xlabel() == "Regret (%)"
 

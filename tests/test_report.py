@@ -495,8 +495,8 @@ def test_overview_draws_the_means_in_the_papers_lines(tmp_path):
 def test_deferrals_per_expert_are_percentages_of_the_deferred_samples(tmp_path):
     write_run(tmp_path, "ce", 4, 0, (30.0, 60, 50), dataset="synthetic")  # deferred_to 3, 1, 1, 1
     (block,) = blocks_of(tmp_path)
-    image = deferred_to(block).axes[0].get_images()[0].get_array()
-    assert image.tolist() == [pytest.approx([50, 100 / 6, 100 / 6, 100 / 6])]
+    (row,) = deferred_to(block).axes[0].collections
+    assert row.get_array().ravel().tolist() == pytest.approx([50, 100 / 6, 100 / 6, 100 / 6])
 
 
 def test_importing_the_report_draws_nothing_and_chooses_no_backend():

@@ -8,12 +8,16 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from matplotlib import rc_context
 from PIL import Image
 from test_report import write_run
 
 from l2d.report import load_runs
 from l2d.report.blocks import make_blocks
+from l2d.report.cell_figures import deferred_to, one_metric
+from l2d.report.figures import save_figure
 from l2d.report.page import write_page
+from l2d.report.style import STYLE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -33,10 +37,20 @@ def page(tmp_path_factory) -> Path:
     write_run(root / "outputs", "ce", 4, 0, (18.0, 74, 70))
     write_run(root / "outputs", "ce", 8, 0, status="failed", dataset=NASTY, error=NASTY)
     blocks = make_blocks(load_runs(root / "outputs"))
-    figure = root / "system_error.png"
-    Image.new("RGB", (600, 300), "#0072B2").save(figure)
+    large = root / "training_curves.png"  # without an SVG beside it: as one that is too large
+    Image.new("RGB", (600, 300), "#0072B2").save(large)
+    figures = [
+        [] if block.runs["status"].eq("failed").all() else drawn(block, root / f"{i}") for i, block in enumerate(blocks)
+    ]
     (root / "report").mkdir()
-    return write_page(blocks, [[figure] for _ in blocks], root / "report")
+    return write_page(blocks, [[*some, large] for some in figures], root / "report")
+
+
+def drawn(block, folder: Path) -> list[Path]:
+    """Lines, rows and a heat map."""
+    with rc_context(STYLE):
+        figures = {"system_error": one_metric(block, block.metrics[0]), "deferred_to": deferred_to(block)}
+        return [save_figure(figure, folder / name) for name, figure in figures.items()]
 
 
 class Elements(HTMLParser):
@@ -81,7 +95,11 @@ def test_the_page_loads_nothing_from_outside(page):
     elements = Elements(page.read_text())
     sources = [value for _, attrs, _ in elements.found for key, value in attrs.items() if key in ("src", "srcset")]
     assert sources and all(source.startswith("data:image/png;base64,") for source in sources)
-    assert not re.search(r"https?://|@import|url\(", page.read_text())
+    assert not re.search(r"https?://|@import|url\((?!#)", page.read_text())
+    assert all(
+        href.startswith(("#", "data:image/png;base64,"))
+        for href in re.findall(r'xlink:href="([^"]*)"', page.read_text())
+    )
     assert [attrs for tag, attrs, _ in elements.found if tag == "link"] == [{"rel": "icon", "href": "data:,"}]
 
 
@@ -147,3 +165,26 @@ def test_choosing_in_the_boxes_filters_and_an_unknown_address_shows_all(page, tm
     assert {row["data-loss"] for row in Elements(dom).shown("tr", **{"class": "run"})} == {"ce"}
     dom, _ = browse(page.as_uri() + "#loss=no_such_loss", tmp_path, "--dump-dom")
     assert len(Elements(dom).shown("tr", **{"class": "run"})) == 12
+
+
+def lines_of(elements: Elements) -> set[str]:
+    """The methods of which figures show something."""
+    return {group["data-loss"] for group in elements.shown("g") if "data-loss" in group}
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_figures_follow_the_filters(page, tmp_path):
+    """Of a method that is not chosen no line, band, row, name or entry of a legend is left; of a dataset no figure at all."""
+    everything, _ = browse(page.as_uri(), tmp_path, "--dump-dom")
+    assert lines_of(Elements(everything)) == {"ce", "picce_ce", "ova", "picce_ova", "pice_ova"}
+    assert not Elements(everything).shown("span", **{"class": "unfiltered"})
+    dom, said = browse(page.as_uri() + "#loss=picce_ova", tmp_path, "--dump-dom")
+    elements = Elements(dom)
+    assert said == [] and lines_of(elements) == {"picce_ova"}
+    assert [s["data-dataset"] for s in elements.shown("section")] == ["synthetic"]  # the others have no such run
+    assert len(elements.shown("svg")) == 2 and len(elements.shown("img")) == 1
+    assert len(elements.shown("span", **{"class": "unfiltered"})) == 1  # the PNG cannot be filtered, and says so
+    dom, _ = browse(page.as_uri() + "#dataset=cifar100", tmp_path, "--dump-dom")
+    assert [s["data-dataset"] for s in Elements(dom).shown("section")] == ["cifar100"]
+    assert len(Elements(dom).shown("svg")) == 2 and "pice_ova" not in lines_of(Elements(dom))

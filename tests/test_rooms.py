@@ -29,6 +29,7 @@ COMMANDS = {
     "export",
     "inspect",
     "job",
+    "monitor",
     "parallel",
     "predict",
     "status",

@@ -66,12 +66,15 @@ def read_parquet(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as a table ({' '.join(str(error).split())}).") from error
 
 
-def read_frame(file: Path) -> Any:
-    """A pandas frame of a .parquet or a delimited file; of the latter only empty cells are NaN, since None may be a class."""
+def read_frame(file: Path, as_text: bool = False) -> Any:
+    """A pandas frame of a .parquet, .jsonl (an object per line) or delimited file; of the latter only empty cells are NaN, since None
+    may be a class, and with `as_text` all others are text, since 007 may be one, too."""
     import pandas as pd
 
     if file.suffix.lower() == ".parquet":
         return read_parquet(file)
+    if file.suffix.lower() == ".jsonl":
+        return pd.DataFrame(_json_lines(file))
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             mark = "\t" if file.suffix.lower() == ".tsv" else delimiter(lines.readline())
@@ -81,12 +84,30 @@ def read_frame(file: Path) -> Any:
             # index_col: where rows have a cell more than the header, pandas would take the first column for an index
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(
-                file, sep=mark, encoding="utf-8-sig", index_col=False, keep_default_na=False, na_values=[""]
+                file,
+                sep=mark,
+                encoding="utf-8-sig",
+                index_col=False,
+                keep_default_na=False,
+                na_values=[""],
+                dtype=str if as_text else None,
             )
     except pd.errors.ParserWarning as error:
         raise UserError(f"{file} has rows with more cells than the header has columns; name every column.") from error
     except (OSError, ValueError, csv.Error) as error:  # pandas derives its own from ValueError
         raise UserError(f"{file} cannot be read as a table ({' '.join(str(error).split())}).") from error
+
+
+def _json_lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        rows = [json.loads(line) for line in read_bytes(file).decode("utf-8-sig").splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} must have a JSON object per line ({error}).") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file} must have a JSON object per line.")
+    return rows
 
 
 def delimiter(header: str) -> str:

@@ -29,6 +29,15 @@ def calibration(outcome: Outcome, bins: int) -> dict[str, Any]:
     }
 
 
+def estimated(outcome: Outcome) -> Tensor:
+    """[N, J] where the believed accuracy of an expert is an estimate and its answer is recorded: of all experts, or of the one who is
+    worth most to ask, as the system vouches for them."""
+    if outcome.vouches_for == "all":
+        return outcome.recorded
+    best = torch.zeros_like(outcome.recorded).scatter_(1, outcome.decision.expert[:, None], outcome.believes)
+    return outcome.recorded & best
+
+
 def _best_expert(outcome: Outcome) -> tuple[Tensor, Tensor]:
     """[somebody can be asked] [N], and there the believed accuracy of the expert who would be."""
     available = outcome.decision.margin > -torch.inf

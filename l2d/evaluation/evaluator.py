@@ -87,7 +87,8 @@ def decided(cfg: DictConfig, system: System, predicted: dict[str, Predicted], kn
         ids = [ids[i] for i in samples.tolist()]
     there, rule = present(cfg, known.expert_names, len(samples), ids), rule_of(cfg, outcomes.get("held_out"))
     among = lambda cases: rule(replace(cases, available=cases.available & there))  # noqa: E731
-    outcomes["test"] = observe(system, predicted["test"], among, known.truth, deployment)
+    test = observe(system, predicted["test"], among, known.truth, deployment)
+    outcomes["test"] = replace(test, ids=ids)
     return outcomes
 
 

@@ -39,8 +39,7 @@ def full_evaluation(
     """
     if not all(0 <= budget <= 100 for budget in budgets):
         raise UserError(f"evaluation.budgets={budgets} must be percentages between 0 and 100.")
-    one_opinion, truth = outcome.decision.answer is None, outcome.truth
-    believes = outcome.vouches_for == "all" or (outcome.vouches_for == "top" and one_opinion)
+    one_opinion, truth, believes = outcome.decision.answer is None, outcome.truth, outcome.believes
     limited = outcome.decision.facts if "limits" in (outcome.decision.facts or {}) else None
     return {
         "regret": regret(outcome, truth) if truth else None,

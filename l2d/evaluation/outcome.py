@@ -1,6 +1,6 @@
 """What a system did on a split. Every metric, curve, table and per-sample file is a function of an Outcome."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -29,10 +29,16 @@ class Outcome:
     samples: Tensor | None = None  # [N] which ones of the split these are; None: all of them
     truth: Truth | None = None
     deployment: Deployment | None = None
+    ids: Sequence[str] | None = None  # [N] of the samples, where they have names
 
     @property
     def num_classes(self) -> int:
         return self.beliefs.shape[1] - self.answers.shape[1]
+
+    @property
+    def believes(self) -> bool:
+        """Whether its beliefs are estimates that can be compared with what happens: of every expert, or of the one who is asked."""
+        return self.vouches_for == "all" or (self.vouches_for == "top" and self.decision.answer is None)
 
     @property
     def costs(self) -> Tensor | None:

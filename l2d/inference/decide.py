@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from l2d.config import plain
-from l2d.decisions import Cases, Decision, pick
+from l2d.decisions import Cases, Decision
 from l2d.errors import UserError
 from l2d.evaluation.evaluator import observe_held_out
 from l2d.evaluation.outcome import believed
 from l2d.evaluation.presence import Rota, chosen, read_rota
 from l2d.evaluation.rules import check_callable, check_rule, deployment_of, notify_of_guesses, rule_needs, rule_of
+from l2d.inference.samples import decided_columns
 from l2d.inference.table import COLUMNS, Predictions
 from l2d.systems import System
 from l2d.training.loop import Predicted
@@ -101,28 +101,7 @@ class Decider:
     def columns(self, beliefs: Tensor, outputs: Tensor, there: Tensor) -> dict[str, list[Any]]:
         """The columns of the table for beliefs [m, K+J] and outputs [m, *] where these experts [m, J] are there."""
         decision = self.decide(beliefs, outputs, there)
-        classes, experts = np.array(self.class_names, dtype=object), np.array(self.expert_names, dtype=object)
-        predicted = classes[decision.predicted].tolist()
-        gain, accuracy = decision.margin, pick(beliefs, len(classes) + decision.expert)  # [m], [m]
-        somebody = there.any(dim=1).tolist()
-        return {
-            "decision": self.who(decision, predicted),
-            "asked": decision.deferred.tolist(),
-            "predicted": predicted,
-            "probability": pick(beliefs, decision.predicted).tolist(),
-            "expert": _where(somebody, experts[decision.expert].tolist()),
-            "expert_accuracy": _where(somebody, accuracy.tolist()),
-            "gain": _where(gain.isfinite().tolist(), gain.tolist()),  # -inf: not at any price
-        }
-
-    def who(self, decision: Decision, predicted: list[str]) -> list[str]:
-        """The class that is answered, or the names of those who are asked."""
-        answered, last = list(predicted), -1
-        for i, j in decision.asked.nonzero().tolist():  # row by row
-            name = self.expert_names[j]
-            answered[i] = f"{answered[i]}; {name}" if i == last else name
-            last = i
-        return answered
+        return decided_columns(decision, beliefs, self.deployment, there.any(dim=1))
 
     def there(self, ids: list[str]) -> Tensor:
         """[N, J] who may be asked about the inputs that come next."""
@@ -159,7 +138,3 @@ def _joined(parts: list[Seen]) -> Seen:
         ids += part.ids
     outputs = [part.outputs for part in parts if part.outputs is not None]
     return Seen(ids, torch.cat(outputs) if outputs else None, errors)
-
-
-def _where(kept: list[bool], values: list[Any]) -> list[Any]:
-    return [value if keep else None for keep, value in zip(kept, values, strict=True)]

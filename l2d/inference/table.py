@@ -22,7 +22,7 @@ COLUMNS: dict[str, type] = {
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """Columns of equal length, in the order of COLUMNS; None where there is nothing to say.
+    """Columns of equal length, those of COLUMNS in their order or more; None where there is nothing to say.
 
     >>> table = Predictions({name: [] for name in COLUMNS})
     >>> len(table), table["decision"]

@@ -15,12 +15,13 @@ from l2d.errors import UserError, drop_output
 from l2d.inference.table import COLUMNS, Predictions
 
 Parts = Iterable[Predictions]
+Kinds = Mapping[str, type]  # column -> what it holds
 
 
-def write_csv(file: BinaryIO, parts: Parts) -> None:
+def write_csv(file: BinaryIO, parts: Parts, kinds: Kinds) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(map(_utf8, kinds))
     for part in parts:
         writer.writerows(zip(*(map(_utf8, column) for column in part.columns.values()), strict=True))
         file.write(text.getvalue().encode())
@@ -29,7 +30,7 @@ def write_csv(file: BinaryIO, parts: Parts) -> None:
         file.flush()
 
 
-def write_jsonl(file: BinaryIO, parts: Parts) -> None:
+def write_jsonl(file: BinaryIO, parts: Parts, kinds: Kinds) -> None:
     for part in parts:
         lines = (
             json.dumps({name: _utf8(value) for name, value in row.items()}, ensure_ascii=False) for row in part.rows()
@@ -37,19 +38,19 @@ def write_jsonl(file: BinaryIO, parts: Parts) -> None:
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def write_parquet(file: BinaryIO, parts: Parts) -> None:
+def write_parquet(file: BinaryIO, parts: Parts, kinds: Kinds) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    kinds = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    types = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
+    schema = pa.schema([(_utf8(name), types[kind]) for name, kind in kinds.items()])
     with parquet.ParquetWriter(file, schema) as writer:
         for part in parts:
-            columns = {name: list(map(_utf8, column)) for name, column in part.columns.items()}
+            columns = {_utf8(name): list(map(_utf8, column)) for name, column in part.columns.items()}
             writer.write_table(pa.table(columns, schema))
 
 
-WRITERS: dict[str, Callable[[BinaryIO, Parts], None]] = {
+WRITERS: dict[str, Callable[[BinaryIO, Parts, Kinds], None]] = {
     ".csv": write_csv,
     ".jsonl": write_jsonl,
     ".parquet": write_parquet,
@@ -85,15 +86,15 @@ def check_output(out: Path, endings: Mapping[str, Extra | None]) -> None:
         raise UserError(f"--out {out} cannot be written: there is no permission to write to {out.parent}.")
 
 
-def write(out: Path | None, parts: Parts) -> None:
-    """Write all parts to a file, which is there only when it is whole, or as CSV to standard output."""
+def write(out: Path | None, parts: Parts, kinds: Kinds = COLUMNS) -> None:
+    """Write all parts, with the columns of `kinds`, to a file, which is there only when it is whole, or as CSV to standard output."""
     if out is not None:
         writer = WRITERS[out.suffix.lower()]
-        atomic_write(out, lambda file: writer(file, parts), hint="nothing was written")
+        atomic_write(out, lambda file: writer(file, parts, kinds), hint="nothing was written")
         return
     sys.stdout.flush()
     try:
-        write_csv(sys.stdout.buffer, parts)
+        write_csv(sys.stdout.buffer, parts, kinds)
     except BrokenPipeError:
         drop_output()  # its reader has seen enough
     except OSError as error:

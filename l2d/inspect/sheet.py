@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 
 from l2d.atomic import atomic_write
 from l2d.data import MISSING, ImageFiles, Images, Split
-from l2d.data.files import open_image
+from l2d.data.pictures import file_picture, pixel_pictures
 
 TILES, COLUMNS, MAX_ANSWERS = 24, 6, 8
 WIDTH, HEIGHT, LINE, GAP, HEAD = 1.9, 1.9, 0.15, 0.22, 0.55  # inches
@@ -38,13 +39,13 @@ def draw_sheet(
     for text, (symbol, color) in (("right", RIGHT), ("wrong", WRONG), ("no answer", NONE)):
         write(x, 0.32, f"{symbol} {text}", fontsize=8, color=color)
         x += 0.75
-    for position, (i, image) in enumerate(zip(chosen, _pixels(split, chosen), strict=True)):
+    for position, (i, image) in enumerate(zip(chosen, _pictures(split, chosen), strict=True)):
         row, column = divmod(position, columns)
         left, top = GAP + column * (WIDTH + GAP), HEAD + row * tile
         write(left, top, _short(class_names[int(split.labels[i])], 25), fontsize=8.5, fontweight="bold")
         place = (left / width, 1 - (top + LINE + 0.03 + HEIGHT) / height, WIDTH / width, HEIGHT / height)
         axes = figure.add_axes(place, anchor="NW")
-        axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.imshow(np.asarray(image), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes.set_axis_off()
         for number, (text, color) in enumerate(lines[position]):
             write(left, top + HEIGHT + LINE * (number + 1) + 0.06, text, fontsize=7, color=color)
@@ -93,19 +94,11 @@ def _lines(i: int, split: Split, class_names: list[str], answers: dict[str, np.n
     return lines
 
 
-def _pixels(split: Split, chosen: list[int]) -> list[np.ndarray]:
-    """The images as bytes [H, W, 3] or [H, W]; floats are rescaled to the range of the chosen images."""
+def _pictures(split: Split, chosen: list[int]) -> list[Image.Image]:
     if isinstance(split.inputs, ImageFiles):
-        images = [open_image(split.inputs.root / split.inputs.paths[i]) for i in chosen]
-        for image in images:
-            image.thumbnail((256, 256))
-        return [np.asarray(image) for image in images]
+        return [file_picture(split.inputs.root / split.inputs.paths[i], 256) for i in chosen]
     assert isinstance(split.inputs, Images)
-    pixels = split.inputs.pixels[chosen].numpy()  # [B, C, H, W]
-    if pixels.dtype != np.uint8:
-        low, high = np.percentile(pixels, (1, 99))
-        pixels = (255 * ((pixels - low) / max(high - low, 1e-12)).clip(0, 1)).astype(np.uint8)
-    return [p[:3].transpose(1, 2, 0) if len(p) >= 3 else p[0] for p in pixels]
+    return pixel_pictures(split.inputs.pixels[chosen])
 
 
 def _short(text: str, length: int) -> str:

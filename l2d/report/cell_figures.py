@@ -11,7 +11,7 @@ from l2d.report.layout import count_of
 from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
 from l2d.report.ranking import RANKED
-from l2d.report.style import add_legend, crowded, height, look, short
+from l2d.report.style import add_legend, crowded, height, line, method_id, name_rows, short
 
 
 def overview(blocks: list[Block]) -> Figure:
@@ -40,20 +40,21 @@ def one_metric(block: Block, metric: ShownMetric) -> Figure:
 def against_count(ax: Axes, block: Block, metric: ShownMetric) -> None:
     """A line per method, with a band of one standard deviation unless it is crowded, and the best achievable where known."""
     for method in block.methods:
-        line = _cells_of(block, method, metric.name)
-        if line.empty:
+        cells = _cells_of(block, method, metric.name)
+        if cells.empty:
             continue
-        style = look(method)
-        ax.plot(line["num_experts"], line[metric.name], label=label(method), **style)
+        style = line(method)
+        ax.plot(cells["num_experts"], cells[metric.name], **style)
         if crowded(block.methods):
             continue
-        std = line[f"{metric.name}_std"].fillna(0)
-        low, high = line[metric.name] - std, line[metric.name] + std
-        ax.fill_between(line["num_experts"], low, high, color=style["color"], alpha=0.13, linewidth=0)
+        std = cells[f"{metric.name}_std"].fillna(0)
+        low, high = cells[metric.name] - std, cells[metric.name] + std
+        band = {"color": style["color"], "gid": style["gid"], "alpha": 0.13, "linewidth": 0}
+        ax.fill_between(cells["num_experts"], low, high, **band)
     best = f"bayes_{metric.name}"
     if metric.name == "system_error" and best in block.cells and block.cells[best].notna().any():
-        line = block.cells.dropna(subset=best).drop_duplicates("num_experts").sort_values("num_experts")
-        ax.plot(line["num_experts"], line[best], color="0.35", linewidth=1.2, linestyle="-.", label="Best achievable")
+        known = block.cells.dropna(subset=best).drop_duplicates("num_experts").sort_values("num_experts")
+        ax.plot(known["num_experts"], known[best], color="0.35", linewidth=1.2, linestyle="-.", label="Best achievable")
     ax.set_xticks(sorted(set(block.cells["num_experts"])))
     ax.set_xlabel("Number of experts")
     ax.set_ylabel(short(metric.label))
@@ -64,15 +65,16 @@ def coverage_accuracy(block: Block) -> Figure:
     figure = Figure(figsize=(5.2, height(3.6, block.methods)))
     ax = figure.subplots()
     for method in block.methods:
-        line = _cells_of(block, method, "coverage")
-        if line.empty:
+        cells = _cells_of(block, method, "coverage")
+        if cells.empty:
             continue
-        style, accuracy = look(method), 100 - line["system_error"]
-        ax.plot(line["coverage"], accuracy, label=label(method), **style)
+        style, accuracy = line(method), 100 - cells["system_error"]
+        ax.plot(cells["coverage"], accuracy, **style)
+        beside = {"textcoords": "offset points", "fontsize": 7, "color": style["color"], "gid": style["gid"]}
         for x, y, num in (
-            () if crowded(block.methods) else zip(line["coverage"], accuracy, line["num_experts"], strict=True)
+            () if crowded(block.methods) else zip(cells["coverage"], accuracy, cells["num_experts"], strict=True)
         ):
-            ax.annotate(num, (x, y), (3, 3), textcoords="offset points", fontsize=7, color=style["color"])
+            ax.annotate(num, (x, y), (3, 3), **beside)
     ax.set_xlabel("Coverage (%)")
     ax.set_ylabel("System accuracy (%)")
     if not crowded(block.methods):
@@ -95,19 +97,24 @@ def deferred_to(block: Block) -> Figure:
     figure = Figure(figsize=size)
     axes = figure.subplots(1, len(counts), squeeze=False, sharey=True, width_ratios=widths)
     for ax, num, table in zip(axes[0], counts, tables, strict=True):
-        image = ax.imshow(table, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+        edges = np.arange(num + 1) - 0.5
+        for i, method in enumerate(block.methods):
+            rows = {"cmap": "cividis", "vmin": 0, "vmax": top, "gid": method_id(method)}
+            mesh = ax.pcolormesh(edges, [i - 0.5, i + 0.5], table[i : i + 1], **rows)
+        ax.set_ylim(len(block.methods) - 0.5, -0.5)
         ax.set_title(count_of(num), fontsize=9)
         ax.set_xticks(sorted({0, num - 1}), sorted({1, num}))
         ax.set_xlabel("Expert")
         ax.grid(visible=False)
-    axes[0, 0].set_yticks(range(len(block.methods)), [short(label(method)) for method in block.methods])
-    figure.colorbar(image, ax=axes[0], label="Share of the deferred (%)")
+    name_rows(axes[0, 0], block.methods)
+    figure.colorbar(mesh, ax=axes[0], label="Share of the deferred (%)")
     return figure
 
 
 def ranking(block: Block) -> Figure:
     """The entries of the ranking by system error, a point per number of experts; their regret at the right where known."""
     order = list(dict.fromkeys(block.ranking.loc[block.ranking["by"] == "system_error", "entry"]))
+    untrained = set(block.ranking.loc[block.ranking["kind"] == "reference", "entry"])
     panels = [by for by in RANKED if (block.ranking["by"] == by).any()]
     at = block.ranking.dropna(subset=["num_experts", "mean"])
     counts = sorted(set(at["num_experts"]))
@@ -117,16 +124,19 @@ def ranking(block: Block) -> Figure:
     for ax, by in zip(axes, panels, strict=True):
         for num, shade in zip(counts, shades, strict=True):
             here = at[(at["by"] == by) & (at["num_experts"] == num)]
-            places = [order.index(entry) for entry in here["entry"]]
-            ax.errorbar(here["mean"], places, xerr=here["std"].fillna(0), fmt="o", color=shade, label=count_of(num))
+            ax.plot([], [], "o", color=shade, label=count_of(num))  # for the legend: what follows is hidden by method
+            for entry, mean, std in zip(here["entry"], here["mean"], here["std"].fillna(0), strict=True):
+                point = {"fmt": "o", "color": shade, "gid": None if entry in untrained else method_id(entry)}
+                ax.errorbar([mean], [order.index(entry)], xerr=[std], **point)
         ax.set_xlabel(RANKED[by])
-    untrained = set(block.ranking.loc[block.ranking["kind"] == "reference", "entry"])
     axes[0].set_yticks(range(len(order)), [short(entry if entry in untrained else label(entry)) for entry in order])
     for place, (entry, text) in enumerate(zip(order, axes[0].get_yticklabels(), strict=True)):
-        if entry in untrained:
-            text.set(color="0.35", style="italic")
-            for ax in axes:
-                ax.axhspan(place - 0.5, place + 0.5, color="0.94", zorder=0)
+        if entry not in untrained:
+            text.set_gid(method_id(entry))
+            continue
+        text.set(color="0.35", style="italic")
+        for ax in axes:
+            ax.axhspan(place - 0.5, place + 0.5, color="0.94", zorder=0)
     axes[0].set_ylim(len(order) - 0.5, -0.5)
     add_legend(figure, axes[0])
     return figure

@@ -45,18 +45,32 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="KEY=VALUE",
         help="what should I deploy? All finished systems under one rule and costs: rule=budget rule.defer_at_most=20 experts.costs=0.05",
     )
+    parser.add_argument(
+        "--samples",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="what did it do? A page for each run: confusions, who is asked about what, beliefs and, of images, a gallery; under another "
+        "rule with rule=... and experts.costs=..., with images that were moved by dataset.root=...",
+    )
     given = parser.parse_args(arguments)
     with errors_as_sentences():
-        write_report(given.folders, given.out, given.baseline, given.deploy)
+        write_report(given.folders, given.out, given.baseline, given.deploy, given.samples)
 
 
-def write_report(folders: list[str], out: Path, baseline: str | None = None, changes: list[str] | None = None) -> None:
+def write_report(
+    folders: list[str],
+    out: Path,
+    baseline: str | None = None,
+    changes: list[str] | None = None,
+    samples: list[str] | None = None,
+) -> None:
     """Print the tables and findings of the runs below the folders, and write the report to `out`; with `changes` also how all
-    finished systems do under that rule and these costs."""
+    finished systems do under that rule and these costs, with `samples` a page on what each run did, under these changes."""
     runs = load_runs(*folders)
     name_repeated(runs)
     deployed = decide_again(runs, changes) if changes else None
     blocks = make_blocks(runs, baseline)
+    pages = show_samples(runs, samples, out) if samples is not None else {}
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,7 +94,7 @@ def write_report(folders: list[str], out: Path, baseline: str | None = None, cha
     from l2d.report.figures import draw_figures  # matplotlib loads slowly: after the tables are on the terminal
     from l2d.report.page import write_page
 
-    page = write_page(blocks, draw_figures(blocks, out), out, deployed)
+    page = write_page(blocks, draw_figures(blocks, out), out, deployed, pages)
     show(f"\nPage: {page}")
 
 
@@ -91,6 +105,15 @@ def decide_again(runs: pd.DataFrame, changes: list[str]) -> "Deployed":
 
     register_resolvers()
     return deploy(runs, changes)
+
+
+def show_samples(runs: pd.DataFrame, changes: list[str], out: Path) -> dict[str, Path]:
+    """The pages on what runs did, by the folders of the runs; this imports torch."""
+    from l2d.identity import register_resolvers
+    from l2d.report.samples import write_sample_pages
+
+    register_resolvers()
+    return write_sample_pages(runs, changes, out)
 
 
 def _write_frame(frame: pd.DataFrame, path: Path) -> None:

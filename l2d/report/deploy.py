@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from l2d.errors import UserError, notify
+from l2d.errors import UserError
+from l2d.report.again import decide_again, name_left_out
 from l2d.report.load import BLOCK
 from l2d.report.methods import label
-from l2d.tracking.trained import FROM_OUTCOME, changed, find_run
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a report without this needs none
     from torch import Tensor
@@ -32,7 +32,6 @@ HEADINGS = [
 ]
 VALUES = ("system_cost", "area", "augrc")
 MOST_CLASSES = 8  # shown of those that the best method asks about most
-MOST_NAMES = 3  # of runs that are left out for one reason
 LEGEND = (
     "Every finished system decides under the same rule and the same costs. Cost is what errors and questions cost together; in brackets 95 percent "
     "intervals over other test sets of the same size (bootstrap), those of the differences paired by sample. Area and AUGRC are of the curve over all prices of asking."
@@ -73,9 +72,7 @@ def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
             found.append((row, _decided(folder, changes)))
         except UserError as error:
             left_out.setdefault(str(error), []).append(folder.name)
-    for reason, names in left_out.items():
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        notify(f"Left out: {', '.join(names[:MOST_NAMES])}{more}. {reason}")
+    name_left_out(left_out)
     if not found:
         raise UserError(
             f"--deploy {' '.join(changes)}: no finished run here can be decided again; see the notices above."
@@ -151,20 +148,8 @@ def _finished(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _decided(folder: Path, changes: list[str]) -> Decided:
     """The run in a folder on its test set; a UserError says why it cannot be decided again."""
-    from l2d.evaluation.again import evaluate_kept
-
-    run = find_run(str(folder))
-    cfg, touched = changed(run, changes, ())
-    if touched - FROM_OUTCOME:
-        raise UserError(
-            f"--deploy takes rule and experts.costs alone, not {', '.join(sorted(touched - FROM_OUTCOME))}."
-        )
-    cfg.evaluation._target_ = None  # the decision alone
-    evaluated = evaluate_kept(cfg, folder, run.result)
-    if evaluated is None:
-        raise UserError("It kept no scores (record=scores).")
-    outcome = evaluated.outcomes["test"]
-    return Decided(outcome, _values(outcome, evaluated.outcomes.get("held_out")))
+    outcomes = decide_again(folder, changes, "--deploy").outcomes
+    return Decided(outcomes["test"], _values(outcomes["test"], outcomes.get("held_out")))
 
 
 def _values(outcome: "Outcome", held_out: "Outcome | None") -> "Tensor":
@@ -227,17 +212,17 @@ def _compared(values: "Tensor", best: "Tensor", paired: bool) -> dict[str, float
 
 def _asked(seeds: "list[Outcome]") -> list[dict[str, Any]]:
     """How often each expert is asked, in all cases and in those of each class, mean over the seeds that have it."""
+    from l2d.evaluation.by_class import by_class
+
     rows = []
     for outcome in seeds:
-        deployment, asked = outcome.deployment, 100 * outcome.decision.asked.double()  # [N, J]
+        deployment, asked = outcome.deployment, by_class(outcome).asked[:, 1:]  # [K, J]
         assert deployment is not None and deployment.class_names is not None
-        for name, share in zip(deployment.expert_names, asked.T, strict=True):  # [N]
-            by_class = {
-                f"class {of}": share[here].mean().item()
-                for k, of in enumerate(deployment.class_names)
-                if bool((here := outcome.labels == k).any())
-            }
-            rows.append({"expert": name, "asked": share.mean().item(), **by_class})
+        count = outcome.labels.bincount(minlength=outcome.num_classes)  # [K]
+        share = (100 * asked / count[:, None]).tolist()  # [K, J]; nan of a class without samples
+        for j, name in enumerate(deployment.expert_names):
+            by_name = {f"class {of}": share[k][j] for k, of in enumerate(deployment.class_names) if count[k]}
+            rows.append({"expert": name, "asked": 100 * asked[:, j].sum().item() / len(outcome.labels), **by_name})
     mean: list[dict[str, Any]] = (
         pd.DataFrame(rows).groupby("expert", sort=False).mean().reset_index().to_dict("records")
     )

@@ -6,9 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from l2d.report.layout import count_of
-from l2d.report.methods import label
 from l2d.report.metrics import ShownMetric
-from l2d.report.style import add_legend, height, look, short
+from l2d.report.style import add_legend, height, line, short
 
 UNDERFITTING = {
     "expert_aggregation": "Expert aggregation",
@@ -47,7 +46,7 @@ def per_epoch(curves: pd.DataFrame, methods: Sequence[str], rows: dict[str, str]
             here = curves[(curves["num_experts"] == num) & (curves["method"] == method)]
             for ax, row in zip(column, rows, strict=True):
                 mean = here.dropna(subset=row).groupby("epoch")[row].mean()
-                ax.plot(mean.index, mean, label=label(method), **(look(method) | {"marker": ""}))
+                ax.plot(mean.index, mean, **(line(method) | {"marker": ""}))
     for ax, text in zip(axes[:, 0], rows.values(), strict=True):
         ax.set_ylabel(short(text))
     add_legend(figure, axes[0, -1])

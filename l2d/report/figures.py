@@ -1,7 +1,7 @@
-"""Draws the figures of a report and saves them as PNG and PDF."""
+"""Draws the figures of a report and saves them as PNG, PDF and SVG."""
 
+import io
 import re
-from functools import partial
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -15,13 +15,16 @@ from l2d.report.full_figures import full_figures
 from l2d.report.layout import rankings
 from l2d.report.load import load_curves
 from l2d.report.metrics import HEADLINE_SHOWN, ShownMetric
-from l2d.report.style import STYLE
+from l2d.report.style import METHOD_ID, STYLE
+
+KINDS = ("png", "pdf", "svg")
 
 
 def draw_figures(blocks: list[Block], out: Path) -> list[list[Path]]:
     """Draw `overview` and, in figures/, those of each block; return the PNGs of each block."""
-    for old in (out / "figures").glob("[0-9]*-*/*.p[nd][gf]"):  # of an earlier report
-        old.unlink()
+    for old in (out / "figures").glob("[0-9]*-*/*"):  # of an earlier report
+        if old.suffix.removeprefix(".") in KINDS:
+            old.unlink()
     drawn = []
     with rc_context(STYLE):
         if finished := [block for block in blocks if block.finished]:
@@ -60,9 +63,18 @@ def slug(title: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG and PDF; return the path of the PNG."""
-    for kind in ("png", "pdf"):
-        write = partial(figure.savefig, format=kind)
-        atomic_write(path.with_suffix(f".{kind}"), write, durable=False, make_parents=True)
-        figure.set_layout_engine("none")  # the layout is computed already; the PDF reuses it
+    """Write a figure as PNG, PDF and SVG; return the path of the PNG."""
+    for kind in KINDS:
+        _save(figure, path.with_suffix(f".{kind}"))
+        figure.set_layout_engine("none")  # the layout is computed already; the others reuse it
     return path.with_suffix(".png")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """In an SVG what is drawn of one method is marked with data-loss="METHOD", since an id may not occur twice."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.removeprefix("."))
+    content = drawn.getvalue()
+    if path.suffix == ".svg":
+        content = content.replace(f'<g id="{METHOD_ID}'.encode(), b'<g data-loss="')
+    atomic_write(path, lambda file: file.write(content), durable=False, make_parents=True)

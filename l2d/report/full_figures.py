@@ -13,9 +13,8 @@ from matplotlib.patches import Patch
 
 from l2d.errors import notify
 from l2d.report.layout import count_of
-from l2d.report.methods import label
 from l2d.report.metrics import LARGEST
-from l2d.report.style import add_legend, height, look, short
+from l2d.report.style import add_legend, height, line, method_id, name_rows
 from l2d.report.tables import one_per_seed
 from l2d.tracking.read import read_result
 
@@ -125,10 +124,11 @@ def regret(runs: pd.DataFrame, methods: list[str]) -> Figure:
             parts = _over_seeds(runs, method, num)  # [seeds, 3]
             if parts is not None:
                 width = parts.mean(0)  # [3]
-                ax.barh([i] * 3, width, left=width.cumsum() - width, color=[colour for _, colour in PARTS.values()])
+                colours = [colour for _, colour in PARTS.values()]
+                ax.barh([i] * 3, width, left=width.cumsum() - width, color=colours, gid=method_id(method))
         ax.set_title(count_of(num), fontsize=9)
         ax.set_xlabel("Regret (%)")
-    axes[0, 0].set_yticks(range(len(methods)), [short(label(method)) for method in methods])
+    name_rows(axes[0, 0], methods)
     axes[0, 0].invert_yaxis()
     handles = [Patch(color=colour, label=text) for text, colour in PARTS.values()]
     axes[0, -1].legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -152,7 +152,7 @@ def reliability(runs: pd.DataFrame, methods: list[str]) -> Figure:
             count = bins[:, 0]  # [seeds, bins]
             filled = count.sum(0) > 0
             x, y = (bins[:, 1:] * count[:, None]).sum(0)[:, filled] / count.sum(0)[filled]
-            ax.plot(x, y, label=label(method), **look(method))
+            ax.plot(x, y, **line(method))
     axes[0].set_ylabel(f"Accuracy (%), {count_of(num)}")
     add_legend(axes[1], axes[1])
     return figure
@@ -167,10 +167,10 @@ def budget_curve(curves: pd.DataFrame, budgets: pd.DataFrame, methods: list[str]
         curve = _over_seeds(curves, method, num)  # [seeds, 3, points]
         if curve is None:
             continue
-        ax.plot(*curve[:, :2].mean(0), label=label(method), **(look(method) | {"marker": ""}))
+        ax.plot(*curve[:, :2].mean(0), **(line(method) | {"marker": ""}))
         kept = _over_seeds(budgets, method, num)  # [seeds, budgets, 2]
         if kept is not None:
-            ax.plot(*kept.mean(0).T, linestyle="", marker="x", color=look(method)["color"])
+            ax.plot(*kept.mean(0).T, **(line(method) | {"linestyle": "", "marker": "x", "label": None}))
     _draw_optimum(ax, curves, num, x=0, y=2)
     ax.set_xlabel("Coverage (%)")
     ax.set_ylabel(f"System accuracy (%), {count_of(num)}")
@@ -197,7 +197,7 @@ def questions(curves: pd.DataFrame, fewer: pd.DataFrame, methods: list[str]) -> 
     figure = Figure(figsize=(3.2 * len(panels), height(3.2, methods)))
     axes = dict(zip(panels, figure.subplots(1, len(panels)), strict=True))
     for method, curve in found.items():
-        style = look(method) | {"marker": "", "label": label(method)}
+        style = line(method) | {"marker": ""}
         if curve is not None:
             asked, error, spent, *_ = curve.mean(0)
             axes[panels[0]].plot(asked, error, **style)
@@ -228,7 +228,7 @@ def posterior(runs: pd.DataFrame, methods: list[str]) -> Figure:
         for method in methods:
             found = _over_seeds(runs, method, num)  # [seeds, 2, labels]
             if found is not None:
-                ax.plot(ranks, found[:, 1].mean(0), label=label(method), **look(method))
+                ax.plot(ranks, found[:, 1].mean(0), **line(method))
         ax.set_title(count_of(num), fontsize=9)
         ax.set_xlabel("Label, by rank")
         ax.set_xticks(ranks)

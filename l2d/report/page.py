@@ -1,14 +1,12 @@
-"""The report as one HTML file that needs no network: the template is page.html, figures are embedded as data URIs."""
+"""The report as one HTML file that needs no network: the template is page.html, figures are part of it."""
 
 import base64
 import os
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 
 import l2d
 from l2d.atomic import atomic_write
@@ -16,9 +14,10 @@ from l2d.errors import visible
 from l2d.report.blocks import Block
 from l2d.report.figures import figure_name
 from l2d.report.findings import findings
-from l2d.report.layout import rankings, reference_shown, results_tables
+from l2d.report.layout import count_of, rankings, reference_shown, results_tables
 from l2d.report.methods import label
 from l2d.report.style import crowded
+from l2d.report.templates import inline, render
 from l2d.tracking.read import config_text
 
 if TYPE_CHECKING:
@@ -36,17 +35,24 @@ CAPTIONS = {
     "posterior": "The most probable labels before experts join (grey) and after, mean over the test set.",
     "underfitting": "What flattens the labels, on one training batch, mean over seeds.",
 }
+MAX_SVG = 300_000  # bytes; a larger drawing is embedded as PNG, whose size does not grow with the number of points
 WIDE = {"questions", "training_curves", "deferred_to", "underfitting", "regret", "reliability", "ranking"}
 
 
-def write_page(blocks: list[Block], figures: list[list[Path]], out: Path, deployed: "Deployed | None" = None) -> Path:
-    """Write index.html with the PNGs `figures` of each block and, where that was asked for, what to deploy; return its path."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("l2d.report").joinpath("page.html").read_text(encoding="utf-8"))
+def write_page(
+    blocks: list[Block],
+    figures: list[list[Path]],
+    out: Path,
+    deployed: "Deployed | None" = None,
+    samples: dict[str, Path] | None = None,
+) -> Path:
+    """Write index.html with the PNGs `figures` of each block and, where that was asked for, what to deploy and links to the pages on
+    what each run did (folder -> page); return its path."""
     runs = pd.concat([block.runs for block in blocks])
     page = out / "index.html"
-    text = template.render(
-        sections=[_section(block, paths, out) for block, paths in zip(blocks, figures, strict=True)],
+    text = render(
+        "page.html",
+        sections=[_section(block, paths, out, samples or {}) for block, paths in zip(blocks, figures, strict=True)],
         datasets=sorted(set(runs["dataset"])),
         methods=sorted(set(runs["method"])),
         environments=_environments(runs),
@@ -58,7 +64,7 @@ def write_page(blocks: list[Block], figures: list[list[Path]], out: Path, deploy
     return page
 
 
-def _section(block: Block, figures: list[Path], out: Path) -> dict[str, Any]:
+def _section(block: Block, figures: list[Path], out: Path, samples: dict[str, Path]) -> dict[str, Any]:
     bands = "" if crowded(block.methods) else "; bands are one standard deviation over seeds"
     captions = {figure_name(m): f"{m.label} against the number of experts{bands}." for m in block.metrics}
     return {
@@ -69,6 +75,15 @@ def _section(block: Block, figures: list[Path], out: Path) -> dict[str, Any]:
         "rankings": rankings(block),
         "paired": _paired(block),
         "figures": [_figure(path, {**CAPTIONS, **captions}) for path in figures],
+        "samples": [
+            {
+                "method": run["method"],
+                "name": f"{label(run['method'])}, {count_of(run['num_experts'])}, seed {run['seed']}",
+                "address": quote(samples[run["folder"]].relative_to(out).as_posix()),
+            }
+            for run in block.runs.to_dict("records")
+            if run["folder"] in samples
+        ],
         "headings": [metric.heading for metric in block.metrics],
         "runs": [_run(run, block, out) for run in block.runs.to_dict("records")],
     }
@@ -105,8 +120,15 @@ def _difference(row: Any) -> tuple[str, str]:
 
 
 def _figure(path: Path, captions: dict[str, str]) -> dict[str, Any]:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return {"data": data, "caption": captions[path.stem], "wide": path.stem in WIDE}
+    """A figure for the page, from its PNG and the SVG beside it: as SVG, which can be filtered by method, unless that is too large."""
+    svg = path.with_suffix(".svg")
+    small = svg.is_file() and svg.stat().st_size <= MAX_SVG
+    return {
+        "svg": inline(svg.read_text(encoding="utf-8")) if small else None,
+        "png": None if small else base64.b64encode(path.read_bytes()).decode(),
+        "caption": captions[path.stem],
+        "wide": path.stem in WIDE,
+    }
 
 
 def _run(run: dict[str, Any], block: Block, out: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A method minus its baseline over the same seeds, with Student's t interval."""
+"""Intervals: of a method minus its baseline over the same seeds (Student's t), and of a share (Wilson)."""
 
 import math
 
 import pandas as pd
-from scipy.special import stdtrit  # the quantile of scipy.stats.t, without loading all of scipy.stats
+from scipy.special import ndtri, stdtrit  # quantiles of scipy.stats' norm and t, without loading all of scipy.stats
 
 from l2d.report.load import BLOCK, CELL
 from l2d.report.methods import baselines, check_baseline
@@ -37,3 +37,15 @@ def student_interval(values: pd.Series) -> tuple[float, float]:
     n, mean = len(values), values.mean()
     half = stdtrit(n - 1, 0.975) * values.std() / math.sqrt(n) if n > 1 else math.nan
     return mean - half, mean + half
+
+
+def share_interval(hits: int, count: int, level: float = 0.95) -> tuple[float, float]:
+    """The ends, in percent, of Wilson's interval of a share of which `hits` of `count` were seen.
+
+    >>> [round(end, 2) for end in share_interval(8, 10)]
+    [49.02, 94.33]
+    """
+    z, share = ndtri((1 + level) / 2), hits / count
+    middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 100 / (1 + z * z / count)
+    return max(scale * (middle - half), 0.0), min(scale * (middle + half), 100.0)

@@ -4,10 +4,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from l2d.report.methods import KNOWN
+from l2d.report.methods import KNOWN, label
 
 # Okabe and Ito's palette, distinguishable with any colour vision and in grey.
 BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
@@ -34,6 +35,7 @@ OTHER_LINES = ("-.", DASHED_TWICE, LONG)
 OTHER_MARKERS = ("D", "v", "P", "X", "*")
 MANY = 8  # methods; beyond, bands and numbers beside points would hide one another
 MAX_NAME = 60  # characters in a figure
+METHOD_ID = "method:"  # begins the id of all that a figure draws of one method, so that the page can hide it
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -46,6 +48,7 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "pdf.fonttype": 42,
     "savefig.dpi": 160,
+    "svg.fonttype": "none",  # text stays text: it can be searched, and takes less room
     "text.parse_math": False,  # names are shown as they are, dollar signs too
 }
 
@@ -65,6 +68,22 @@ def look(method: str) -> dict[str, Any]:
     number, line = divmod(number, len(OTHER_LINES))
     marker = OTHER_MARKERS[number % len(OTHER_MARKERS)]
     return {"color": OTHER_COLOURS[colour], "linestyle": OTHER_LINES[line], "marker": marker}
+
+
+def line(method: str) -> dict[str, Any]:
+    """How a method is drawn: its look, its label and the id that its name follows from."""
+    return {**look(method), "label": label(method), "gid": method_id(method)}
+
+
+def method_id(method: str) -> str:
+    return f"{METHOD_ID}{method}"
+
+
+def name_rows(ax: Axes, methods: Sequence[str]) -> None:
+    """The methods at the left of a figure that has a row for each."""
+    ax.set_yticks(range(len(methods)), [short(label(method)) for method in methods])
+    for method, text in zip(methods, ax.get_yticklabels(), strict=True):
+        text.set_gid(method_id(method))
 
 
 def short(text: str) -> str:
@@ -89,5 +108,10 @@ def add_legend(place: Axes | Figure, shown: Axes) -> None:
         if isinstance(place, Axes)
         else {"loc": "outside right center"}
     )
-    if handles:
-        place.legend(handles, list(map(short, labels)), fontsize=8, handlelength=2.6, **where)
+    if not handles:
+        return
+    legend = place.legend(handles, list(map(short, labels)), fontsize=8, handlelength=2.6, **where)
+    for handle, shown_handle, text in zip(handles, legend.legend_handles, legend.get_texts(), strict=True):
+        for part in (shown_handle, text):
+            if part is not None and isinstance(handle, Artist):
+                part.set_gid(handle.get_gid())
