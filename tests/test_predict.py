@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -248,7 +249,8 @@ def test_rows_are_written_as_they_come_and_the_file_is_there_when_it_is_whole(tm
 
 
 def test_a_reader_who_has_seen_enough_is_no_error(run):
-    command = f"{sys.executable} -m l2d predict {run} photos photos photos --batch-size 1 | head -n 2"
+    words = [sys.executable, "-m", "l2d", "predict", str(run), "photos", "photos", "photos", "--batch-size", "1"]
+    command = f"{shlex.join(words)} | head -n 2"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
 

@@ -135,7 +135,10 @@ def pictures_of(again: Again) -> Pictures | None:
     from l2d.data.pictures import file_picture, pixel_pictures
 
     cfg, outcome = again.cfg, again.outcomes["test"]
-    if len(again.run.result["preprocessing"]["shape"]) != 3:
+    shape = (again.run.result.get("preprocessing") or {}).get("shape")
+    if not isinstance(shape, list):
+        raise UserError("Its result.json does not say what its inputs are.")
+    if len(shape) != 3:
         return None
     refuse_other_data(cfg, again.run)
     root, ids = cfg.dataset.get("root"), outcome.ids

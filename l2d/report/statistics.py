@@ -45,7 +45,7 @@ def share_interval(hits: int, count: int, level: float = 0.95) -> tuple[float, f
     >>> [round(end, 2) for end in share_interval(8, 10)]
     [49.02, 94.33]
     """
-    z, share = ndtri((1 + level) / 2), hits / count
+    z, share = float(ndtri((1 + level) / 2)), hits / count
     middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 100 / (1 + z * z / count)
     return max(scale * (middle - half), 0.0), min(scale * (middle + half), 100.0)
