@@ -99,7 +99,8 @@ def check_same(trained: TrainedSystem, file: Path, given, inputs: np.ndarray) ->
 def test_every_backbone(photo_run, tmp_path, words):
     """On images in bytes: the graph normalises them, and takes the part that the model sees."""
     trained = with_parts(photo_run("loss=ova"), *words)
-    file = exported(trained, tmp_path / "model.onnx")
+    batch = 5 if words == ("backbone=mobilenet_v2",) else None  # three times as fast as a dynamic one there
+    file = exported(trained, tmp_path / "model.onnx", batch=batch)
     images = np.random.default_rng(1).integers(0, 256, (5, 3, 36, 36), dtype=np.uint8)  # as the run keeps them
     check_same(trained, file, images, images[:, :, 2:34, 2:34])
 
