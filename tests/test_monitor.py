@@ -152,6 +152,23 @@ def test_drift_of_shares_and_of_probabilities_is_found(log):
     )
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_all_or_none_of_the_cases_may_be_deferred(cli, asked):
+    decision = "ada,True" if asked else "cat,False"
+    lines = [f"{i},{decision},cat,0.{i + 1},ada,0.7,0.1," for i in range(8)]
+    Path("decisions.csv").write_text("\n".join([HEADER, *lines]) + "\n")
+    Path("answers.csv").write_text("id,answer,label\n0," + ("cat" if asked else "") + ",cat\n")
+    code, out, err = cli("--out", "watch.csv", "--out", "watch.png", "--alert", "missing=100")
+    assert (code, err) == (0, "") and f"8 cases, {8 * asked} of them deferred" in out
+    assert ("Nobody was asked." in out) == (not asked)
+
+
+def test_without_any_truth_the_rest_is_still_watched(cli):
+    Path("answers.csv").write_text("id,answer\na,cat\n")
+    code, out, err = cli("--out", "watch.png")
+    assert (code, err) == (0, "") and "the truth is known of no case" in out and "75.0" in out
+
+
 def test_every_kind_of_table_gives_the_same(log, cli):
     plain = cli()
     frame = pd.read_csv("decisions.csv")
