@@ -158,7 +158,7 @@ def test_all_or_none_of_the_cases_may_be_deferred(cli, asked):
     lines = [f"{i},{decision},cat,0.{i + 1},ada,0.7,0.1," for i in range(8)]
     Path("decisions.csv").write_text("\n".join([HEADER, *lines]) + "\n")
     Path("answers.csv").write_text("id,answer,label\n0," + ("cat" if asked else "") + ",cat\n")
-    code, out, err = cli("--out", "watch.csv", "--out", "watch.png", "--alert", "missing=100")
+    code, out, err = cli("--out", "watch.csv", "--out", "watch.png", "--alert", "missing=100", "gap=100")
     assert (code, err) == (0, "") and f"8 cases, {8 * asked} of them deferred" in out
     assert ("Nobody was asked." in out) == (not asked)
 
@@ -266,7 +266,7 @@ def test_the_exit_code_is_1_where_something_is_outside_its_limits(cli):
     assert code == 1 and out.count("Alert: ") == 1 and "bob: 100.0 % of 1 questions" in out
     code, out, _ = cli("--alert", "missing=100", "load=40")
     assert code == 1 and "ada: asked about 50.0 % of the 4 cases of part 1." in out
-    code, out, _ = cli("--alert", "missing=100")
+    code, out, _ = cli("--alert", "missing=100", "gap=100")
     assert code == 0 and "Nothing is outside its limits." in out
 
 
