@@ -12,7 +12,7 @@ from PIL import Image
 
 from l2d.cli import main
 from l2d.monitor.alert import alerts, thresholds
-from l2d.monitor.measure import SYSTEM, Drift, chi_square, holm, measure
+from l2d.monitor.measure import SYSTEM, Drift, adjusted, chi_square, measure
 from l2d.monitor.read import read_log
 
 HEADER = "id,decision,asked,predicted,probability,expert,expert_accuracy,gain,error"
@@ -129,7 +129,7 @@ def test_p_values_are_small_in_five_of_a_hundred_logs_without_drift_and_nearly_a
 
 def test_holm_multiplies_the_smallest_by_the_number_of_tests():
     tests = [Drift(name, "", 0, p) for name, p in zip("abcde", (0.01, 0.04, 0.03, 0.005, None), strict=True)]
-    assert [test.adjusted for test in holm(tests)] == [
+    assert [test.adjusted for test in adjusted(tests)] == [
         pytest.approx(p) if p else None for p in (0.03, 0.06, 0.06, 0.02, None)
     ]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from l2d.report.statistics import student_interval
+from l2d.report.statistics import holm, student_interval
 
 
 class Scores(NamedTuple):
@@ -104,16 +104,3 @@ def compare(cells: pd.DataFrame) -> Comparison:
     for (a, b), p in zip(pairs, holm(raw), strict=True):
         corrected.loc[a, b] = corrected.loc[b, a] = p
     return Comparison(len(table), float(friedman), corrected)
-
-
-def holm(probabilities: list[float]) -> list[float]:
-    """Holm's step-down correction, in the order given.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    corrected, largest = [0.0] * len(probabilities), 0.0
-    for place, i in enumerate(np.argsort(probabilities, kind="stable")):
-        largest = max(largest, min(1.0, (len(probabilities) - place) * probabilities[i]))
-        corrected[i] = largest
-    return corrected

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from l2d.monitor.read import Log
-from l2d.report.statistics import share_interval
+from l2d.report.statistics import holm, share_interval
 
 SYSTEM = "the system itself"
 FEW = 10  # cases of a category in both parts together; rarer ones are counted together
@@ -65,7 +65,7 @@ class Measured:
 
 def measure(log: Log) -> Measured:
     """Everything that is watched."""
-    return Measured(_load(log), _missing(log), _beliefs(log), holm(_drift(log)), _final(log))
+    return Measured(_load(log), _missing(log), _beliefs(log), adjusted(_drift(log)), _final(log))
 
 
 def _load(log: Log) -> list[Share]:
@@ -150,12 +150,8 @@ def chi_square(before: pd.Series, after: pd.Series) -> float | None:
     return float(chi2_contingency(np.array(counts), correction=False).pvalue)
 
 
-def holm(tests: list[Drift]) -> list[Drift]:
+def adjusted(tests: list[Drift]) -> list[Drift]:
     """The tests with p-values adjusted for their number, by Holm's method."""
-    order = sorted((test for test in tests if test.p is not None), key=lambda test: test.p or 0)
-    adjusted: dict[str, float] = {}
-    highest = 0.0
-    for rank, test in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * (test.p or 0)))
-        adjusted[test.what] = highest
-    return [test._replace(adjusted=adjusted.get(test.what)) for test in tests]
+    known = [i for i, test in enumerate(tests) if test.p is not None]
+    corrected = dict(zip(known, holm([tests[i].p or 0.0 for i in known]), strict=True))
+    return [test._replace(adjusted=corrected.get(i)) for i, test in enumerate(tests)]

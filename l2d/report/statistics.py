@@ -1,4 +1,4 @@
-"""Intervals: of a method minus its baseline over the same seeds (Student's t), and of a share (Wilson)."""
+"""Intervals: of a method minus its baseline over the same seeds (Student's t), and of a share (Wilson); tests: of several at once (Holm)."""
 
 import math
 
@@ -49,3 +49,16 @@ def share_interval(hits: int, count: int, level: float = 0.95) -> tuple[float, f
     middle, half = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 100 / (1 + z * z / count)
     return max(scale * (middle - half), 0.0), min(scale * (middle + half), 100.0)
+
+
+def holm(probabilities: list[float]) -> list[float]:
+    """Holm's step-down correction, in the order given.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, largest = [0.0] * len(probabilities), 0.0
+    for place, i in enumerate(sorted(range(len(probabilities)), key=lambda i: probabilities[i])):
+        largest = max(largest, min(1.0, (len(probabilities) - place) * probabilities[i]))
+        corrected[i] = largest
+    return corrected
