@@ -5,11 +5,10 @@ scripts/embedded_default outputs/embedded_default
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import pandas as pd
-import yaml
+from finished import finished_runs, network
 
 from l2d.report.render import markdown_table
 
@@ -19,14 +18,10 @@ CANDIDATE = ["network", "learning rate", "weight decay"]
 def load(folder: Path) -> pd.DataFrame:
     """A row per finished run: what was chosen, and its errors."""
     rows = []
-    for path in sorted(folder.glob("**/result.json")):
-        result, config = json.loads(path.read_text()), yaml.safe_load(path.with_name("config.yaml").read_text())
-        if result["status"] == "finished":
-            layers, optim = config["backbone"].get("layers") or 0, config["optim"]
-            network = f"{layers}x{config['backbone']['hidden']}" if layers else "linear"
-            errors = {"held out": result["held_out"]["system_error"], "test": result["metrics"]["system_error"]}
-            chosen = dict(zip(CANDIDATE, (network, optim["lr"], optim["weight_decay"]), strict=True))
-            rows.append({**chosen, "loss": config["loss"]["name"], **errors})
+    for result, config in finished_runs(folder):
+        chosen = (network(config), config["optim"]["lr"], config["optim"]["weight_decay"])
+        errors = {"held out": result["held_out"]["system_error"], "test": result["metrics"]["system_error"]}
+        rows.append({**dict(zip(CANDIDATE, chosen, strict=True)), "loss": config["loss"]["name"], **errors})
     return pd.DataFrame(rows)
 
 

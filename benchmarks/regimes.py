@@ -8,11 +8,10 @@ the regret.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import pandas as pd
-import yaml
+from finished import finished_runs, network
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -37,16 +36,11 @@ CLOSE = 0.3  # points of regret: a method this near to the best is as good
 def load(folder: Path) -> pd.DataFrame:
     """A row per finished run: its regime, method, seed and the parts of its regret."""
     rows = []
-    for path in sorted(folder.glob("**/result.json")):
-        result, config = json.loads(path.read_text()), yaml.safe_load(path.with_name("config.yaml").read_text())
-        if result["status"] != "finished":
-            continue
-        backbone = config["backbone"]
-        layers = backbone.get("layers") or 0
+    for result, config in finished_runs(folder):
         rows.append(
             {
                 "resample": config["experts"]["resample"],
-                "capacity": f"{layers}x{backbone['hidden']}" if layers else "linear",
+                "capacity": network(config),
                 "samples": config["dataset"]["num_train"],
                 "experts": config["experts"]["num"],
                 "method": result["choices"]["loss"],
