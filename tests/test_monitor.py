@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from l2d.cli import main
-from l2d.monitor.alert import alerts, thresholds
 from l2d.data.tables import read_frame
+from l2d.monitor.alert import alerts, thresholds
 from l2d.monitor.measure import SYSTEM, Drift, adjusted, chi_square, measure
 from l2d.monitor.read import read_log
 
