@@ -255,6 +255,22 @@ def test_a_benchmark_from_the_command_line_is_resumed_and_takes_a_method_of_ones
 
 
 @pytest.mark.slow
+def test_a_setting_may_be_one_that_only_the_task_has(photo_run, tmp_path, monkeypatch, capsys):
+    """`dataset.resize` is a key of the folder that the task reads, not of the embedded dataset. The tables say that it was set."""
+    manifest = photo_run("loss=ova").parents[3] / "images/labels.csv"
+    monkeypatch.chdir(tmp_path)
+    line = ["bench", "--tasks", "annotators", "--data", f"annotators={manifest}", "--methods", "ova", "--seeds", "1"]
+    settings = ["dataset.resize=20", "dataset.size=16", "backbone=mlp", "trainer.epochs=1", "trainer.batch_size=8"]
+    main([*line, *settings, "verbose=false", "hydra/launcher=basic"])
+    said = capsys.readouterr().out
+    assert "with dataset.resize=20 dataset.size=16" in said and "1 task, 2 methods" in said
+    assert pd.read_csv("report/bench/runs.csv")["system_error"].notna().all()
+    with pytest.raises(SystemExit) as stopped:
+        main([*line, "dataset.rezise=20", "hydra/launcher=basic"])
+    assert stopped.value.code == 2 and "dataset.rezise" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_plan_of_a_benchmark_runs_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["bench", "--tasks", "shift", "--methods", "ce", "plan=true"])

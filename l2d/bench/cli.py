@@ -25,6 +25,8 @@ learning rate and weight decay of each method chosen from the same grid on held-
   l2d bench plan=true                                 # what would be run
 
 What is finished is not run again, so the same line continues after a crash."""
+# Where and how runs are made, which changes no number. Hydra applies these before a task is chosen, so other settings, which may be of a task alone, are kept from it.
+WHERE = ("hydra", "output_dir=", "plan=", "trainer.device=", "force=", "verbose=")
 PARALLEL = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"]
 TABLES = {"cells": "tasks.csv", "methods": "methods.csv"}  # attribute of Scores -> file
 
@@ -50,35 +52,43 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--seeds {options.seeds} must be at least 1")
     with errors_as_sentences():
         size, words = _size(options.words)
+        where = [word for word in words if word.startswith(WHERE)]
         chosen = Chosen(
-            size, options.tasks, options.methods, _paths(options.data), options.add, options.seeds, options.config_dir
+            size,
+            options.tasks,
+            options.methods,
+            _paths(options.data),
+            options.add,
+            options.seeds,
+            options.config_dir,
+            [word for word in words if word not in where],
         )
         protocol = make_protocol(chosen)
         output = Path(_value(words, "output_dir") or "outputs/bench")
         config_dirs = [*options.config_dir, *map(folder_of, options.add)]
         if _value(words, "plan") == "true":
             with TemporaryDirectory() as scratch:
-                run_protocol(protocol, Path(scratch, RECORD), output, words, config_dirs)
+                run_protocol(protocol, Path(scratch, RECORD), output, where, config_dirs)
         else:
-            run_protocol(protocol, output / RECORD, output, words, config_dirs)
+            run_protocol(protocol, output / RECORD, output, where, config_dirs)
             write_tables(output / RECORD, options.out)
 
 
 def run_protocol(
-    protocol: Protocol, record: Path, output: Path, words: list[str], config_dirs: list[str | Path]
+    protocol: Protocol, record: Path, output: Path, where: list[str], config_dirs: list[str | Path]
 ) -> None:
-    """Run what is not finished, as `l2d train -m` does; all processors at once unless `words` choose a launcher."""
+    """Run what is not finished, as `l2d train -m` does; all processors at once unless `where` chooses a launcher."""
     from l2d.cli import train
 
     write_record(record, protocol)
-    own = [] if any(word.startswith("hydra/launcher") for word in words) else PARALLEL
-    own = [*own, f"hydra.sweeper.record={quoted(str(record))}", *_default(words, "output_dir", output)]
+    own = [] if any(word.startswith("hydra/launcher") for word in where) else PARALLEL
+    own = [*own, f"hydra.sweeper.record={quoted(str(record))}", *_default(where, "output_dir", output)]
     if not any(word.startswith("dataset.") for task in protocol.tasks.values() for word in task):
-        own += _default(words, "trainer.device", "cpu")  # the embedded tasks are too small for a GPU
+        own += _default(where, "trainer.device", "cpu")  # the embedded tasks are too small for a GPU
     if config_dirs:
         folders = ",".join(quoted(f"file://{Path(folder).absolute()}") for folder in config_dirs)
         own.append(f"hydra.searchpath=[{folders}]")
-    train(["-m", "hydra/sweeper=bench", *own, *words])
+    train(["-m", "hydra/sweeper=bench", *own, *where])
 
 
 def write_tables(record: Path, out: Path) -> None:

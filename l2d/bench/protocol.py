@@ -39,16 +39,17 @@ class Protocol:
     seeds: list[int]
     anchor: str
     added: list[str]  # methods that the user added
+    words: list[str]  # the user's own overrides of every run: with any, the numbers are those of another benchmark
 
-    def trials(self, words: Sequence[str]) -> list[Entry]:
-        """The runs that choose among the trials of every method on every task; `words` are the user's own overrides."""
+    def trials(self, words: Sequence[str] = ()) -> list[Entry]:
+        """The runs that choose among the trials of every method on every task; `words` are further overrides, of where and how."""
         settings = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
         return [
             self._entry(task, method, trial, seed, words)
             for task, method, trial, seed in product(self.tasks, self.methods, settings, self.tuning_seeds)
         ]
 
-    def reported(self, chosen: dict[tuple[str, str], Trial], words: Sequence[str]) -> list[Entry]:
+    def reported(self, chosen: dict[tuple[str, str], Trial], words: Sequence[str] = ()) -> list[Entry]:
         """The runs that are reported: every task and method with its chosen trial, on other seeds."""
         return [
             self._entry(task, method, trial, seed, words)
@@ -65,7 +66,7 @@ class Protocol:
     def _entry(self, task: str, method: str, trial: Trial, seed: int, words: Sequence[str]) -> Entry:
         chosen = [f"{key}={value}" for key, value in trial.items()]
         ours = [*self.settings, *self.tasks[task], *self.methods[method], *chosen, f"seed={seed}"]
-        return Entry(task, method, trial, seed, replaced(ours, words))
+        return Entry(task, method, trial, seed, replaced(ours, [*self.words, *words]))
 
     def write(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -100,6 +101,7 @@ class Chosen(NamedTuple):
     added: list[Path] = []  # noqa: RUF012  # YAML files of methods
     seeds: int | None = None
     config_dirs: Folders = ()
+    words: Sequence[str] = ()
 
 
 def make_protocol(chosen: Chosen) -> Protocol:
@@ -130,7 +132,7 @@ def make_protocol(chosen: Chosen) -> Protocol:
     seeds = size["seeds"] if chosen.seeds is None else list(range(chosen.seeds))
     return Protocol(
         written["bench"], chosen.size, tasks, methods, written["settings"], written["grid"], written["tuning_seeds"],
-        seeds, anchor, list(added),
+        seeds, anchor, list(added), list(chosen.words),
     )  # fmt: skip
 
 

@@ -80,8 +80,9 @@ def describe(protocol: Protocol) -> str:
     """The protocol in a sentence."""
     trials, reported = protocol.num_runs()
     tasks = "1 task" if len(protocol.tasks) == 1 else f"{len(protocol.tasks)} tasks"
+    other = f", with {' '.join(protocol.words)}" if protocol.words else ""
     return (
-        f"l2d bench {protocol.size}, protocol {protocol.bench}: {tasks}, {len(protocol.methods)} methods; {trials} trials choose "
+        f"l2d bench {protocol.size}, protocol {protocol.bench}{other}: {tasks}, {len(protocol.methods)} methods; {trials} trials choose "
         f"the settings of each on held-out data, {reported} runs with other seeds ({len(protocol.seeds)} each) are reported."
     )
 
