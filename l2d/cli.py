@@ -38,6 +38,11 @@ COMMANDS = {
         "watch a system in use: load, beliefs, drift, missing answers",
     ),
     "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
+    "dashboard": Command(
+        "l2d.dashboard:main",
+        "ENTITY/PROJECT [DIR ...] [--dataset NAME] [--dry-run]",
+        "save a W&B workspace for a project, and a W&B report with tables",
+    ),
     "status": Command(
         "l2d.status:main", "[DIR ...] [--watch]", "show which runs are finished, running, failed or missing"
     ),
