@@ -65,7 +65,7 @@ def workspace(entity: str, project: str, dataset: str | None) -> Any:
         ],
         settings=ws.WorkspaceSettings(x_axis="epoch", max_runs=EACH_RUN),
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Tags().isin([dataset])] if dataset else [],
+            filters=_tagged(dataset) if dataset else "",
             order=[ws.Ordering(ws.Summary("system_error"), ascending=True)],
             pinned_columns=[*columns, *(f"summary:{metric}" for metric in HEADLINE)],
         ),
@@ -77,14 +77,12 @@ def report(entity: str, project: str, blocks: "list[Block]") -> Any:
     from l2d.report.findings import findings
     from l2d.report.render import block_to_markdown, md
 
-    wr, ws = _libraries()
+    wr, _ = _libraries()
     parts = []
     for block in blocks:
         said = [f"- {md(sentence)}" for sentence in findings(block)]
         dataset, experts = block.runs.iloc[0][["dataset", "experts"]]
-        runs = wr.Runset(
-            name=block.title, filters=[ws.Tags().isin([dataset]), ws.Tags().isin([experts])]
-        )  # without a project of its own, which would be asked for: the report's
+        runs = wr.Runset(name=block.title, filters=_tagged(dataset, experts))  # of the report's own project
         parts += [
             wr.H1(text=block.title),
             wr.MarkdownBlock(text="\n\n".join([block_to_markdown(block), "\n".join(said)])),
@@ -134,6 +132,12 @@ def curves() -> list[Any]:
 def specification(view: Any) -> dict[str, Any]:
     """The JSON that would be sent to W&B."""
     return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _tagged(*tags: str) -> Any:
+    """The filter of runs that have all these tags."""
+    _, ws = _libraries()
+    return ws.And(*(ws.Tags().isin([tag]) for tag in tags))
 
 
 def _averaged() -> dict[str, Any]:

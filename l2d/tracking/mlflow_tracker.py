@@ -85,8 +85,12 @@ class MlflowTracker:
             self.client.update_run(run.info.run_id, status="RUNNING")
         params = {_key(key): _text(value) for key, value in flatten(config).items()}
         self._log_params(run.info.run_id, {key: params[key] for key in params.keys() - run.data.params.keys()})
-        self.run_id, self.sent = run.info.run_id, run.data.metrics.get("epoch", 0)
-        self.unsent = [row for row in logged_epochs(folder) if row["epoch"] > self.sent]
+        self.run_id, self.last = run.info.run_id, run.data.metrics.get("epoch", 0)
+        self.unsent: list[
+            tuple[dict[str, float], int]
+        ] = []  # each with its time, by which the server knows a repetition
+        for row in logged_epochs(folder):
+            self._keep(row)
 
     def _earlier(self, run_id: str) -> Any:
         """The MLflow run of an earlier attempt; None where this server has none, or one that was deleted."""
@@ -105,27 +109,31 @@ class MlflowTracker:
             self.client.log_batch(run_id, params=whole[first : first + MAX_PARAMS])
 
     def log(self, row: dict[str, Any]) -> None:
-        if row["epoch"] > max([self.sent, *(kept["epoch"] for kept in self.unsent[-1:])]):
-            self.unsent.append(scalars(row))
+        self._keep(scalars(row))
         if time.monotonic() >= self.next_try:
             self._send_epochs()
+
+    def _keep(self, row: dict[str, float]) -> None:
+        """Keep an epoch to be sent, unless the server has it: a run that was killed repeats those after its checkpoint."""
+        if row["epoch"] > self.last:
+            self.unsent.append((row, _now()))
+            self.last = row["epoch"]
 
     def _send_epochs(self) -> None:
         try:
             while self.unsent:
-                self._log_metrics(self.unsent[0], int(self.unsent[0]["epoch"]))
-                self.sent = self.unsent.pop(0)["epoch"]
+                row, timestamp = self.unsent[0]
+                self._log_metrics(row, int(row["epoch"]), timestamp)
+                del self.unsent[0]
         except Exception as error:  # the training goes on, whatever it is
             self.next_try = time.monotonic() + RETRY_SECONDS
             if not self.reported:
-                notify(
-                    f"MLflow took no epoch ({first_line(error)}); the training goes on, and they are sent again later."
-                )
+                notify(f"MLflow took no epoch ({first_line(error)}); the training goes on, and it is sent again later.")
             self.reported = True
 
-    def _log_metrics(self, values: dict[str, Any], step: int) -> None:
-        now = int(time.time() * 1000)
-        metrics = [self.mlflow.entities.Metric(_key(key), float(value), now, step) for key, value in values.items()]
+    def _log_metrics(self, values: dict[str, float], step: int, timestamp: int) -> None:
+        entity = self.mlflow.entities.Metric
+        metrics = [entity(_key(key), float(value), timestamp, step) for key, value in values.items()]
         self.client.log_batch(self.run_id, metrics=metrics)
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -148,7 +156,7 @@ class MlflowTracker:
             tables[f"reliability_{who}"] = table
             ece |= scalars({f"ece/{who}": error})
         took = scalars({key: result.get(key) for key in ("seconds", "peak_memory_mb", "parameters")})
-        self._log_metrics({**final, **bayes, **ece, **took, **best_epoch(self.folder)}, int(self.sent))
+        self._log_metrics({**final, **bayes, **ece, **took, **best_epoch(self.folder)}, int(self.last), _now())
         self.client.set_tag(self.run_id, "num_experts", str(len(result["experts"])))
         for name, table in tables.items():
             self.client.log_text(self.run_id, _csv(table), f"tables/{name}.csv")
@@ -176,6 +184,11 @@ def _key(name: str) -> str:
 def _text(value: Any) -> str:
     """A setting as a user would type it."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _now() -> int:
+    """Milliseconds, as MLflow counts the time."""
+    return int(time.time() * 1000)
 
 
 def _csv(table: Table) -> str:
