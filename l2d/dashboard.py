@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from l2d.errors import Arguments, UserError, errors_as_sentences
+from l2d.errors import Arguments, UserError, errors_as_sentences, show
 from l2d.tracking.run_folder import HEADLINE
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         if given.folders:
             views["report"] = report(entity, project, blocks_of(given.folders, given.dataset))
         if given.dry_run:
-            print(json.dumps({name: specification(view) for name, view in views.items()}, indent=2))
+            show(json.dumps({name: specification(view) for name, view in views.items()}, indent=2))
             return
         for name, view in views.items():
             try:
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
             except Exception as error:  # no key, no network, no such project: W&B raises many different classes
                 reason = str(error).splitlines()[0].rstrip(".")
                 raise UserError(f"W&B did not accept the {name} ({reason}); --dry-run shows it without W&B.") from error
-            print(view.url)
+            show(view.url)
 
 
 def workspace(entity: str, project: str, dataset: str | None) -> Any:

@@ -16,6 +16,7 @@ from children import start, wait
 from wandb_endpoint import API_KEY, serving
 
 from l2d.cli import main
+from l2d.completion import candidates
 
 SMALL = (
     "logger=wandb",
@@ -219,6 +220,11 @@ def test_a_wrong_dashboard_is_a_user_error(capsys, words, says, embedded_run):
     with pytest.raises(SystemExit) as stop:
         main(["dashboard", *words, "--dry-run"])
     assert stop.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_completion_offers_the_options_of_the_dashboard():
+    assert candidates(["l2d", "dash"]) == ["dashboard"]
+    assert candidates(["l2d", "dashboard", "me/l2d", "--d"]) == ["--dataset", "--dry-run"]
 
 
 def test_a_dashboard_without_its_library_is_a_user_error(capsys, monkeypatch):
