@@ -48,9 +48,9 @@ class WandbEndpoint(ThreadingHTTPServer):
             "CreateRunFiles": self.create_run_files,
             "CreateArtifact": self.create_artifact,
             "CreateArtifactManifest": self.create_manifest,
-            "UpdateArtifactManifest": self.update_manifest,
             "CreateArtifactFiles": self.create_artifact_files,
             "CommitArtifact": self.commit_artifact,
+            "ArtifactType": lambda _: {"project": None},
             "GetProjects": lambda _: {"models": {"pageInfo": PAGE, "edges": []}},
             "CreateProject": lambda _: {"result": {"inserted": True}},
             "upsertView": self.upsert_view,
@@ -96,10 +96,7 @@ class WandbEndpoint(ThreadingHTTPServer):
 
     def create_artifact(self, variables: dict[str, Any]) -> dict[str, Any]:
         made, number = variables["input"], str(len(self.artifacts))
-        name = (
-            made["artifactCollectionNames"][0] if "artifactCollectionNames" in made else made["artifactCollectionName"]
-        )
-        self.artifacts[name] = {
+        self.artifacts[made["artifactCollectionName"]] = {
             "id": number,
             "type": made["artifactTypeName"],
             "run": made["runName"],
@@ -108,14 +105,13 @@ class WandbEndpoint(ThreadingHTTPServer):
         return {"createArtifact": {"artifact": {"id": number, "state": "PENDING", "artifactSequence": {}}}}
 
     def create_manifest(self, variables: dict[str, Any]) -> dict[str, Any]:
-        return {"createArtifactManifest": {"artifactManifest": self.manifest(variables["artifactID"])}}
-
-    def update_manifest(self, variables: dict[str, Any]) -> dict[str, Any]:
-        return {"updateArtifactManifest": {"artifactManifest": self.manifest(variables["artifactManifestID"])}}
-
-    def manifest(self, artifact: str) -> dict[str, Any]:
-        url = f"{self.url}/upload/artifact/{artifact}/wandb_manifest.json"
-        return {"id": artifact, "file": {"id": artifact, "uploadUrl": url, "uploadHeaders": []}}
+        number = variables["artifactID"]
+        file = {
+            "id": number,
+            "uploadUrl": f"{self.url}/upload/artifact/{number}/{variables['name']}",
+            "uploadHeaders": [],
+        }
+        return {"createArtifactManifest": {"artifactManifest": {"id": number, "file": file}}}
 
     def create_artifact_files(self, variables: dict[str, Any]) -> dict[str, Any]:
         edges = []
