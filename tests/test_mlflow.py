@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import Mock
@@ -23,7 +24,14 @@ from l2d.errors import UserError
 from l2d.tracking import mlflow_tracker
 from l2d.tracking.mlflow_tracker import MlflowTracker
 
-NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic")  # for a server; the extra has the client alone
+NEEDED = (
+    "mlflow",
+    "flask",
+    "flask_cors",
+    "sqlalchemy",
+    "aiohttp",
+    "alembic",
+)  # for a server; the extra has the client alone
 with_server = pytest.mark.skipif(
     not all(map(find_spec, NEEDED)), reason=f"an MLflow server needs {', '.join(NEEDED)}: pip install 'l2d[dev,mlflow]'"
 )
@@ -51,14 +59,15 @@ def server(tmp_path_factory):
         process = subprocess.Popen(
             command, cwd=home, env=os.environ | quiet, stdout=log, stderr=log, start_new_session=True
         )
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 90
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 180
     try:
         while not answers(url):
             assert process.poll() is None and time.monotonic() < deadline, (home / "server.log").read_text()[-3000:]
             time.sleep(0.1)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGTERM)  # it has a worker
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # it has a worker
         process.wait(20)
 
 
@@ -155,11 +164,13 @@ def test_a_run_that_was_killed_continues_its_mlflow_run(tmp_path, monkeypatch, s
     words = (*SMALL, f"logger.tracking_uri={server}", "logger.experiment=killed", "trainer.epochs=60")
     words += ("dataset.num_train=6000", "trainer.checkpoint_epochs=2")
     child = start(*words)
-    deadline = time.monotonic() + 60
-    while not (found := list(Path("out").glob("*/*/metrics.csv"))) or len(found[0].read_text().splitlines()) < 5:
-        assert child.is_alive() and time.monotonic() < deadline, Path("output.txt").read_text()
-        time.sleep(0.02)
-    os.kill(child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 180
+    try:
+        while not (found := list(Path("out").glob("*/*/metrics.csv"))) or len(found[0].read_text().splitlines()) < 5:
+            assert child.is_alive() and time.monotonic() < deadline, Path("output.txt").read_text()
+            time.sleep(0.02)
+    finally:
+        child.kill()
     assert wait(child) == -signal.SIGKILL
     (before,) = runs_of(client, "killed")
     assert before.info.status == "RUNNING" and 0 < before.data.metrics["epoch"] < 60
