@@ -151,10 +151,9 @@ class MlflowTracker:
         """The final metrics at the last epoch, and the files of the run."""
         final = {f"final/{key}": value for key, value in scalars(result["metrics"]).items()}
         bayes = {f"bayes/{key}": value for key, value in scalars(result.get("bayes") or {}).items()}
-        tables, ece = {"deferral": deferral(result)}, {}
-        for who, (table, error) in reliability(result).items():
-            tables[f"reliability_{who}"] = table
-            ece |= scalars({f"ece/{who}": error})
+        diagrams = reliability(result)
+        ece = scalars({f"ece/{who}": error for who, (_, error) in diagrams.items()})
+        tables = {"deferral": deferral(result), **{f"reliability_{who}": table for who, (table, _) in diagrams.items()}}
         took = scalars({key: result.get(key) for key in ("seconds", "peak_memory_mb", "parameters")})
         self._log_metrics({**final, **bayes, **ece, **took, **best_epoch(self.folder)}, int(self.last), _now())
         self.client.set_tag(self.run_id, "num_experts", str(len(result["experts"])))
