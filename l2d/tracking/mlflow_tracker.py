@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import socket
 import time
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,8 +60,8 @@ class MlflowTracker:
             self.experiment = self._experiment(experiment)
         except Exception as error:  # no server, no database, no permission: of many classes
             raise UserError(
-                f"logger.tracking_uri={tracking_uri} takes no runs for logger.experiment={experiment} ({first_line(error)}); start it "
-                "with `mlflow server`, or choose another logger."
+                f"logger.tracking_uri={tracking_uri} takes no runs for logger.experiment={experiment} ({_reason(error)}); start "
+                "`mlflow server` there, or choose another address or logger."
             ) from error
 
     def _experiment(self, name: str) -> str:
@@ -128,7 +129,7 @@ class MlflowTracker:
         except Exception as error:  # the training goes on, whatever it is
             self.next_try = time.monotonic() + RETRY_SECONDS
             if not self.reported:
-                notify(f"MLflow took no epoch ({first_line(error)}); the training goes on, and it is sent again later.")
+                notify(f"MLflow took no epoch ({_reason(error)}); the training goes on, and it is sent again later.")
             self.reported = True
 
     def _log_metrics(self, values: dict[str, float], step: int, timestamp: int) -> None:
@@ -145,7 +146,7 @@ class MlflowTracker:
                 self._log_outcome(result)
             self.client.set_terminated(self.run_id, STATUS[result["status"]])
         except Exception as error:
-            notify(f"MLflow did not take the end of this run ({first_line(error)}); {self.folder} has all of it.")
+            notify(f"MLflow did not take the end of this run ({_reason(error)}); {self.folder} has all of it.")
 
     def _log_outcome(self, result: dict[str, Any]) -> None:
         """The final metrics at the last epoch, and the files of the run."""
@@ -161,6 +162,14 @@ class MlflowTracker:
             self.client.log_text(self.run_id, _csv(table), f"tables/{name}.csv")
         for file in ("config.yaml", "metrics.csv", "result.json", *(["model.safetensors"] if self.weights else [])):
             self.client.log_artifact(self.run_id, str(self.folder / file))
+
+
+def _reason(error: BaseException) -> str:
+    """Why a request failed, in a few words: MLflow and its libraries wrap what the network said several times."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConnectionError | TimeoutError | socket.gaierror):
+        cause = cause.__context__
+    return first_line(error)[:200] if cause is None else str(cause.strerror or cause)
 
 
 def _tags(name: str, config: dict[str, Any]) -> dict[str, str]:

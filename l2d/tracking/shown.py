@@ -58,6 +58,6 @@ def reliability(result: dict[str, Any]) -> dict[str, tuple[Table, float | None]]
     return found
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     return (str(error) or type(error).__name__).splitlines()[0]
