@@ -84,7 +84,6 @@ def report(entity: str, project: str, blocks: "list[Block]") -> Any:
         dataset, experts = block.runs.iloc[0][["dataset", "experts"]]
         runs = wr.Runset(name=block.title, filters=_tagged(dataset, experts))  # of the report's own project
         parts += [
-            wr.H1(text=block.title),
             wr.MarkdownBlock(text="\n\n".join([block_to_markdown(block), "\n".join(said)])),
             wr.PanelGrid(runsets=[runs], panels=[*against_experts(), *curves()]),
         ]
