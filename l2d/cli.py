@@ -49,6 +49,12 @@ COMMANDS = {
         "make tables, figures and a page from finished runs",
         options="--out DIR --baseline METHOD --deploy KEY=VALUE --samples",
     ),
+    "dashboard": Command(
+        "l2d.dashboard:main",
+        "ENTITY/PROJECT [DIR ...] [--dry-run]",
+        "save a W&B workspace for a project, and a W&B report with tables",
+        options="--dataset NAME --dry-run",
+    ),
     "status": Command(
         "l2d.status:main",
         "[DIR ...] [--watch]",

@@ -172,7 +172,7 @@ def test_every_optimiser_takes_its_recipe_the_papers_but_for_the_embedded_data(c
     assert (cfg.optim.schedule, cfg.optim.warmup_epochs) == ("cosine", 0)
 
 
-@pytest.mark.parametrize("option", options("logger"))
+@pytest.mark.parametrize("option", sorted(set(options("logger")) - {"mlflow"}))  # which asks its server: test_mlflow.py
 def test_every_logger_builds(composed, option):
     tracker = build(composed(f"logger={option}"), "logger")
     assert all(callable(getattr(tracker, method)) for method in ("start", "log", "finish"))

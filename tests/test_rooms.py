@@ -25,6 +25,7 @@ COMMANDS = {
     "cell_configs",
     "check",
     "completion",
+    "dashboard",
     "evaluate",
     "export",
     "inspect",

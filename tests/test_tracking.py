@@ -8,10 +8,8 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,12 +17,13 @@ import pytest
 import yaml
 from children import start, wait
 from omegaconf import OmegaConf
+from wandb_endpoint import API_KEY, serving
 
 from l2d.errors import UserError
 from l2d.tracking.run_folder import environment
 from l2d.tracking.trackers import TensorBoardTracker, WandbTracker, ending
 
-SECRETS = {"WANDB_API_KEY": "c0ffee" * 6 + "beef", "SOME_TOKEN": "hunter2-in-the-environment"}
+SECRETS = {"WANDB_API_KEY": API_KEY, "SOME_TOKEN": "hunter2-in-the-environment"}
 METRICS = {"system_error": 20.0, "coverage": 50.0, "classifier_accuracy": 70.0, "deferred_to": [30.0, 20.0]}
 EXPERTS = [{"name": name, "train_accuracy": 75.0, "test_accuracy": None} for name in ("ann", "bob")]
 
@@ -329,45 +328,13 @@ print(time.monotonic() - began, time.monotonic())
 """
 
 
-class FakeWandb(BaseHTTPRequestHandler):
-    """Refuses every key; or takes a run, and then never answers again."""
-
-    def do_POST(self):
-        asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.server.silent.is_set():
-            self.server.stopped.wait(60)
-            return
-        status, answer = 401, {"errors": [{"message": "invalid key"}]}
-        if self.server.takes_keys:
-            status, answer = 200, {"data": {"viewer": {"id": "V", "username": "me", "entity": "me", "flags": "{}"}}}
-            if b"RunResumeStatus" in asked:
-                answer = {"data": {"model": None}}
-            elif b"UpsertBucket" in asked:
-                project = {"id": "P", "name": "l2d", "entity": {"id": "E", "name": "me"}}
-                answer = {"data": {"upsertBucket": {"inserted": True, "bucket": {"id": "B", "project": project}}}}
-                self.server.silent.set()
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture
 def endpoint(request):
     """The address of a W&B that is not there, never answers, refuses every key, or falls silent once a run began."""
     if request.param in ("refuses the key", "falls silent"):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), FakeWandb)
-        server.takes_keys = request.param == "falls silent"
-        server.silent, server.stopped = threading.Event(), threading.Event()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.stopped.set()
-        server.shutdown()
-        server.server_close()
+        refuses = request.param == "refuses the key"
+        with serving(refuses_keys=refuses, silent_after="" if refuses else "UpsertBucket") as server:
+            yield server.url
         return
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -399,60 +366,6 @@ def test_if_wandb_does_not_answer_the_run_is_kept_on_disk_within_seconds(tmp_pat
     kept = read_wandb(file)
     assert [row["loss"] for row in kept["history"]] == [1.0, 0.5] and kept["exit_code"] == 1
     assert kept["run"].run_id == (folder / "wandb_id").read_text().strip()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library, about itself
-@pytest.mark.slow
-def test_the_dashboard_shows_keys_that_the_tracker_logs(tracked):
-    pytest.importorskip("wandb_workspaces")
-    import wandb_workspaces.reports.v2 as wr
-    import wandb_workspaces.workspaces as ws
-
-    from l2d.tracking.dashboard import specification, workspace
-
-    sent = ws.Workspace._from_model(workspace("team", "l2d", "synthetic")._to_model())  # as the library reads it back
-    against, curves, table = sent.sections
-    metrics = ["system_error", "coverage", "classifier_accuracy"]
-    axes = [[(plot.x.name, [y.name for y in plot.y]) for plot in section.panels] for section in (against, curves)]
-    assert axes[0] == [("final/num_experts", [f"final/{metric}"]) for metric in metrics]
-    assert axes[1] == [("epoch", [metric]) for metric in ("loss", *metrics)]
-    assert {plot.groupby for plot in against.panels} == {wr.Config("choices.loss")}
-    assert {plot.groupby for plot in curves.panels} == {wr.Config("choices.cell")}
-    assert {plot.groupby_aggfunc for plot in (*against.panels, *curves.panels)} == {"mean"}
-    assert isinstance(table.panels[0], wr.RunComparer)
-    wandb = tracked[0][0]
-    logged = {key for row in wandb["history"] for key in row}
-    assert {name for x, y in axes[0] + axes[1] for name in (x, *y)} <= logged
-    for column in sent.runset_settings.pinned_columns[1:]:
-        section, _, name = column.partition(":")
-        group, _, key = name.partition(".value.")
-        assert name in wandb["summary"] if section == "summary" else key in wandb["config"][group]
-    (runs,) = specification(sent)["spec"]["section"]["runSets"]
-    assert runs["filters"]["filters"][0]["value"] == ["synthetic"] and "synthetic" in wandb["run"].tags
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_dry_run_of_the_dashboard_prints_it_without_network(capsys, monkeypatch):
-    pytest.importorskip("wandb_workspaces")
-    from l2d.tracking.dashboard import main
-
-    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was tried"))
-    monkeypatch.setattr(sys, "argv", ["wandb_dashboard", "team/l2d", "--dry-run"])
-    main()
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["entity"], printed["project"]) == ("team", "l2d")
-    monkeypatch.setattr(sys, "argv", ["wandb_dashboard", "l2d", "--dry-run"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "ENTITY/PROJECT" in capsys.readouterr().err
-
-
-def test_a_dashboard_that_wandb_refuses_is_a_user_error(tmp_path):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    command = [sys.executable, "-m", "l2d.tracking.dashboard", "me/l2d"]
-    done = subprocess.run(command, env=clean | {"HOME": str(tmp_path)}, capture_output=True, text=True)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "No API key configured" in done.stderr and done.stderr.rstrip().endswith("--dry-run shows it without W&B.")
 
 
 def test_hydra_composes_the_command_of_a_wandb_agent(composed):

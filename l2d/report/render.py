@@ -38,15 +38,19 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 
 def to_markdown(blocks: list[Block]) -> str:
-    parts = ["# Results"]
-    for block in blocks:
-        for table in results_tables(block):
-            headings = [md(f"{column} {heading}") for column in table.columns for heading in table.headings]
-            rows = [[*map(md, row.names), *_flat(row.cells, _markdown_entry)] for row in table.rows]
-            parts += [f"## {md(table.title)}", markdown_table([*table.names, *headings], rows), md(table.legend)]
-        if reference := reference_shown(block):
-            parts += [markdown_table(reference.headings, reference.rows), reference.legend]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(["# Results", *map(block_to_markdown, blocks)]) + "\n"
+
+
+def block_to_markdown(block: Block) -> str:
+    """The tables of a block with their titles and legends."""
+    parts = []
+    for table in results_tables(block):
+        headings = [md(f"{column} {heading}") for column in table.columns for heading in table.headings]
+        rows = [[*map(md, row.names), *_flat(row.cells, _markdown_entry)] for row in table.rows]
+        parts += [f"## {md(table.title)}", markdown_table([*table.names, *headings], rows), md(table.legend)]
+    if reference := reference_shown(block):
+        parts += [markdown_table(reference.headings, reference.rows), reference.legend]
+    return "\n\n".join(parts)
 
 
 def ranking_to_markdown(blocks: list[Block]) -> str:

@@ -1,1 +1,1 @@
-"""Tracking: the run's folder, the console, and Weights & Biases behind one small interface."""
+"""Tracking: the run's folder, the console, and trackers (W&B, MLflow, TensorBoard) behind one small interface."""

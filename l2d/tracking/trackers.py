@@ -1,6 +1,5 @@
 """Where metrics go besides the run's folder. A tracker is any class with the three methods of `Tracker`."""
 
-import csv
 import logging
 import os
 import secrets
@@ -14,8 +13,9 @@ from omegaconf import OmegaConf
 
 from l2d.atomic import atomic_write, read_text
 from l2d.errors import UserError, notify
-from l2d.identity import choices, method_parts
+from l2d.identity import method_parts
 from l2d.tracking.run_folder import HEADLINE, environment, sweep_manifest
+from l2d.tracking.shown import best_epoch, deferral, described, first_line, reliability, scalars
 
 START_SECONDS = 5  # how long the start of a run waits for W&B before the run is kept offline
 FINISH_SECONDS = 10  # how long the end of a run waits for the last upload; the rest stays on disk
@@ -77,8 +77,7 @@ class WandbTracker:
         self._try(lambda: self._open(self._arguments(name, config)))
 
     def _arguments(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
-        chosen = choices(OmegaConf.create(config))
-        chosen["cell"] = f"{chosen['dataset']}/{name.partition('-seed')[0]}"  # without the seed
+        chosen = described(name, config)
         known, sweep = self.folder / "wandb_id", sweep_manifest()
         return {
             "project": self.project,
@@ -112,7 +111,7 @@ class WandbTracker:
                 self.run = self.wandb.init(**arguments, mode="online", resume="allow")
                 logging.getLogger("l2d").info("W&B: %s", self.run.url)
             except Exception as error:  # of any class: the training must go on
-                why = _first_line(error)
+                why = first_line(error)
                 arguments["id"] = secrets.token_hex(4)  # the id of the failed attempt cannot be used again
         if self.run is None:
             self.run = self.wandb.init(**arguments, mode="offline" if why else self.mode)
@@ -127,10 +126,10 @@ class WandbTracker:
         try:
             return "" if self.wandb.login(prompt=False, verify=True) else "no API key; `wandb login` stores one"
         except Exception as error:
-            return _first_line(error)
+            return first_line(error)
 
     def log(self, row: dict[str, Any]) -> None:
-        self._try(lambda: self.run.log(_scalars(row)))
+        self._try(lambda: self.run.log(scalars(row)))
 
     def finish(self, result: dict[str, Any]) -> None:
         if self.run is not None:
@@ -152,12 +151,8 @@ class WandbTracker:
     def _log_outcome(self, result: dict[str, Any]) -> None:
         """The last and the best metrics, a row for charts over the number of experts, deferrals per expert, calibration."""
         metrics = result["metrics"]
-        self.run.summary.update(_scalars(metrics) | _best(self.folder / "metrics.csv"))
-        columns = ["expert", "train_accuracy", "test_accuracy", "deferred_to"]
-        rows = [
-            [expert["name"], expert["train_accuracy"], expert["test_accuracy"], percent]
-            for expert, percent in zip(result["experts"], metrics["deferred_to"], strict=True)
-        ]
+        self.run.summary.update(scalars(metrics) | best_epoch(self.folder))
+        columns, rows = deferral(result)
         table = self.wandb.Table(columns=columns, data=rows)
         bars = self.wandb.plot.bar(table, "expert", "deferred_to", title="Deferred to each expert, % of the test set")
         final = {f"final/{key}": metrics[key] for key in HEADLINE}
@@ -168,15 +163,13 @@ class WandbTracker:
         self.run.log_artifact(artifact)
 
     def _reliability(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Accuracy against confidence in bins, of the classifier and of the chosen expert; needs evaluation=full."""
+        """Accuracy against confidence, a table and a line; needs evaluation=full."""
         diagrams = {}
-        for who, bins in ((result.get("evaluation") or {}).get("calibration") or {}).items():
-            columns = ["confidence", "accuracy", "count"]
-            rows = [list(row) for row in zip(*(bins[column] for column in columns), strict=True) if row[2]]
-            title = f"Reliability of the {who}, %" + ("" if bins["ece"] is None else f" (ECE {bins['ece']:.1f})")
+        for who, ((columns, rows), ece) in reliability(result).items():
+            title = f"Reliability of the {who}, %" + ("" if ece is None else f" (ECE {ece:.1f})")
             table = self.wandb.Table(columns=columns, data=rows)
             diagrams[f"reliability/{who}"] = self.wandb.plot.line(table, "confidence", "accuracy", title=title)
-            self.run.summary[f"ece/{who}"] = bins["ece"]
+            self.run.summary[f"ece/{who}"] = ece
         return diagrams
 
     def _try(self, action: Callable[[], None]) -> None:
@@ -187,7 +180,7 @@ class WandbTracker:
             action()
         except Exception as error:
             self.failed = True
-            notify(f"W&B failed ({_first_line(error)}); the training goes on without it, and its files are complete.")
+            notify(f"W&B failed ({first_line(error)}); the training goes on without it, and its files are complete.")
 
     def _sync(self) -> str:
         return f"wandb sync {Path(self.run.settings.sync_dir)}"
@@ -211,7 +204,7 @@ class TensorBoardTracker:
             # purge_step hides what an earlier attempt logged from this epoch on
             self.writer = SummaryWriter(self.folder, purge_step=row["epoch"])
             self.writer.add_text("config", f"```yaml\n{OmegaConf.to_yaml(OmegaConf.create(self.config))}```")
-        for key, value in _scalars(row).items():
+        for key, value in scalars(row).items():
             self.writer.add_scalar(key, value, row["epoch"])
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -236,18 +229,3 @@ class MultiTracker:
     def finish(self, result: dict[str, Any]) -> None:
         for tracker in self.trackers:
             tracker.finish(result)
-
-
-def _scalars(row: dict[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in row.items() if isinstance(value, int | float)}
-
-
-def _best(metrics: Path) -> dict[str, float]:
-    """The lowest system error of all epochs, including those before a restart. For display: nothing is selected by it."""
-    rows = [row for row in csv.DictReader(read_text(metrics).splitlines()) if row.get("system_error")]
-    best = min(rows, key=lambda row: float(row["system_error"]))
-    return {"best/system_error": float(best["system_error"]), "best/epoch": int(best["epoch"])}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
