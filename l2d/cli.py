@@ -5,7 +5,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from l2d.errors import show, visible
 
@@ -112,7 +112,7 @@ def train(arguments: list[str] | None = None) -> None:
         job()
 
 
-def together() -> AbstractContextManager:
+def together() -> AbstractContextManager[Any]:
     """Around a command that several processes run together (torchrun, srun): from its start on each notices the end of another."""
     if os.environ.keys().isdisjoint(("RANK", "SLURM_PROCID")):
         return nullcontext()

@@ -24,7 +24,7 @@ _NOTHING = object()
 NEUTRAL = {"loss": {"weight": 1}}  # a target that does not name a key is not given it at this value, which says nothing
 
 
-def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:
+def build(cfg: DictConfig, group: str, kind: type[Any] = object, /, **offered: Any) -> Any:
     """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name;
     return what it makes, which must be of this kind."""
     function, arguments = bind(cfg, group, offered)
@@ -43,7 +43,7 @@ def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -
     return made
 
 
-def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
+def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that `build` calls, and its arguments; UserError if it cannot be called with them."""
     from l2d.settings import shown, validate, yaml_hint
 
@@ -109,7 +109,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def locate(path: str) -> Callable:
+def locate(path: str) -> Callable[..., Any]:
     """The function or class at `package.module.name`, of an installed package or of the current folder."""
     if "" not in sys.path:
         sys.path.append("")  # the current folder, last: a user's file must not shadow a package
@@ -122,7 +122,7 @@ def locate(path: str) -> Callable:
     return found
 
 
-def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Parameter]:
+def _parameters(where: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a signature, by name; the keys of `**settings: Unpack[SomeTypedDict]` are parameters of their own."""
     try:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)
@@ -145,7 +145,7 @@ def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Paramete
         ) from error
 
 
-def _import(group: str, target: str | None) -> Callable:
+def _import(group: str, target: str | None) -> Callable[..., Any]:
     if not isinstance(target, str):
         raise UserError(
             f"{group} has no _target_: name the function or class that makes it, as in package.module.name."

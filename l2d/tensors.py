@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from l2d.atomic import read_bytes
 from l2d.errors import UserError
@@ -52,7 +52,7 @@ def is_intact(content: bytes) -> bool:
     return hashlib.sha256(_with_checksum(content, str(checksum), _BLANK)).hexdigest() == checksum
 
 
-def _split(content: bytes) -> tuple[dict, bytes]:
+def _split(content: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the bytes of the tensors."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]

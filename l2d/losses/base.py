@@ -5,10 +5,13 @@ the experts' terms count that much, and what it would do to the scores is undone
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+BaseLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]
 
 
 class Base(ABC):
