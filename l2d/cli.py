@@ -187,7 +187,7 @@ def train_help() -> str:
     ]
     own = text.partition("\n\n")[2].partition("\nhydra:")[0].strip()  # what follows the list of defaults
     choices = "".join(f"{group}: {', '.join(files)}\n" for group, files in groups.items())
-    template = settings["hydra"]["help"]["template"]
+    template = str(settings["hydra"]["help"]["template"])
     return template.replace("$APP_CONFIG_GROUPS", choices).replace("$CONFIG", "".join(parts) + own)
 
 

@@ -4,7 +4,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NotRequired, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Unpack, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
@@ -119,7 +119,7 @@ def locate(path: str) -> Callable[..., Any]:
         raise TypeError("it is neither a function nor a class")
     if inspect.isabstract(found):
         raise TypeError("it is an abstract class; name one that is derived from it")
-    return found
+    return cast(Callable[..., Any], found)
 
 
 def _parameters(where: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -46,10 +46,10 @@ def unpack(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 def is_intact(content: bytes) -> bool:
     """Whether every byte of a file that `pack` made is as it was written."""
     try:
-        checksum = _split(content)[0]["__metadata__"]["sha256"]
+        checksum = str(_split(content)[0]["__metadata__"]["sha256"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
-    return hashlib.sha256(_with_checksum(content, str(checksum), _BLANK)).hexdigest() == checksum
+    return hashlib.sha256(_with_checksum(content, checksum, _BLANK)).hexdigest() == checksum
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], bytes]:

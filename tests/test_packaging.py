@@ -115,7 +115,8 @@ def build(folder: Path) -> tuple[Path, Path]:
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("l2d", "conf", "hydra_plugins", "scripts", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=skip)
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"):
+    top = "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md constraints.txt"
+    for name in top.split():
         shutil.copy(ROOT / name, source)
     code = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BaseLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]
+BaseLoss = Callable[
+    ..., Tensor
+]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]; a Base also takes expert_weight
 
 
 class Base(ABC):

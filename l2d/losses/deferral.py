@@ -1,7 +1,7 @@
 """The loss that training minimises: formulation x base x weight, averaged over the batch."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +129,7 @@ class SoftPicce(DeferralLoss):
             raise UserError(f"loss.base={base} has no soft PiCCE; choose ce, ova, decoupled or asm.")
 
     def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
-        entropy = torch.special.entr(weights).sum(dim=1)  # [B]
+        entropy: Tensor = torch.special.entr(weights).sum(dim=1)  # [B]
         if self.weight != 1:
             entropy = entropy * self.expert_weight(scores, answers).squeeze(1)
         return super().taught(scores, labels, weights, answers) - entropy
@@ -154,7 +154,8 @@ def _named(choice: str | Part, known: Mapping[str, Part], what: str) -> Part:
     if callable(choice):
         return choice
     try:
-        return known[choice] if choice in known else locate(choice)
+        found: Part = known[choice] if choice in known else cast(Part, locate(choice))
+        return found
     except Exception as error:
         raise UserError(
             f"loss.{what}={choice} is neither one of {', '.join(known)} nor the dotted path of a function."

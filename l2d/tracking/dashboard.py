@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from l2d.errors import UserError, errors_as_sentences
-from l2d.tracking.run_folder import HEADLINE
+from l2d.tracking.read import HEADLINE
 
 
 def workspace(entity: str, project: str, dataset: str | None) -> Any:
@@ -50,7 +50,8 @@ def workspace(entity: str, project: str, dataset: str | None) -> Any:
 
 def specification(view: Any) -> dict[str, Any]:
     """The JSON that would be sent to W&B."""
-    return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+    sent: dict[str, Any] = view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+    return sent
 
 
 def main() -> None:
