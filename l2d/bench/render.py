@@ -50,41 +50,47 @@ def task_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
 
 def findings(scores: Scores, protocol: Protocol) -> list[str]:
     """What the tests say, where the user's own methods stand, and what a task did not allow."""
-    tasks, friedman, wilcoxon = scores.comparison
+    comparison = scores.comparison
     place = {method: i + 1 for i, method in enumerate(scores.methods["method"])}
     said = []
-    if pd.notna(friedman):
-        told = "differ" if friedman < LEVEL else "cannot be told apart"
+    if pd.notna(comparison.friedman):
+        told = "differ" if comparison.friedman < LEVEL else "cannot be told apart"
         said.append(
-            f"Friedman's test over the {tasks} tasks that all methods can do: p = {friedman:.2g}, the methods {told}."
+            f"Friedman's test over the {comparison.tasks} tasks: p = {comparison.friedman:.2g}, the methods {told}."
         )
+        if comparison.smallest() >= LEVEL:
+            said.append(f"With {comparison.tasks} tasks no two of {len(place)} methods can differ significantly.")
     for method in protocol.added:
-        better = [name_of(m) for m in place if wilcoxon.loc[method, m] < LEVEL and place[method] < place[m]]
-        worse = [name_of(m) for m in place if wilcoxon.loc[method, m] < LEVEL and place[method] > place[m]]
+        pairs = comparison.against(method)
+        better = [name_of(m) for m in pairs.index if pairs[m] < LEVEL and place[method] < place[m]]
+        worse = [name_of(m) for m in pairs.index if pairs[m] < LEVEL and place[method] > place[m]]
         said.append(
             f"{name_of(method)} is number {place[method]} of {len(place)} by mean rank; significantly ahead of "
-            f"{', '.join(better) or 'none'}, significantly behind {', '.join(worse) or 'none'}."
+            f"{', '.join(better) or 'none'}, significantly behind {', '.join(worse) or 'none'} (Holm's correction for these pairs alone)."
         )
     failed = scores.cells[scores.cells["error"].notna()]
-    for error, group in failed.groupby("error", sort=False):
-        who = ", ".join(f"{name_of(row.method)} on {row.task}" for row in group.itertuples())
-        said.append(f"Not run: {who}. {error}")
+    for task, group in failed.groupby("task", sort=False):
+        said.append(
+            f"Not run on {task}: {', '.join(map(name_of, group['method']))}. The first: {group['error'].iloc[0]}"
+        )
     return said
 
 
 def describe(protocol: Protocol) -> str:
     """The protocol in a sentence."""
     trials, reported = protocol.num_runs()
+    tasks = "1 task" if len(protocol.tasks) == 1 else f"{len(protocol.tasks)} tasks"
     return (
-        f"l2d bench {protocol.size}, protocol {protocol.bench}: {len(protocol.tasks)} tasks, {len(protocol.methods)} methods; {trials} trials choose "
-        f"the settings of each on held-out data, {reported} runs with {len(protocol.seeds)} other seeds are reported."
+        f"l2d bench {protocol.size}, protocol {protocol.bench}: {tasks}, {len(protocol.methods)} methods; {trials} trials choose "
+        f"the settings of each on held-out data, {reported} runs with other seeds ({len(protocol.seeds)} each) are reported."
     )
 
 
 def to_text(scores: Scores, protocol: Protocol) -> str:
     """What the command prints at its end."""
     rows = [[row[1], row[0], *row[2:]] for row in [SUMMARY, *summary_rows(scores)]]
-    return "\n\n".join([describe(protocol), aligned(rows), "\n".join(findings(scores, protocol))]) + "\n"
+    said = "\n".join(findings(scores, protocol))
+    return "\n\n".join([describe(protocol), aligned(rows), *([said] if said else [])]) + "\n"
 
 
 def to_markdown(scores: Scores, protocol: Protocol) -> str:
