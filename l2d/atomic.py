@@ -6,6 +6,7 @@ import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -73,7 +74,7 @@ def open_to_read(path: Path, encoding: str = "utf-8") -> TextIO:
     return open(path, encoding=encoding, newline="", opener=_regular)
 
 
-def open_to_append(path: Path) -> TextIO:
+def open_to_append(path: Path) -> TextIOWrapper:
     """Open a text file to write at its end; OSError for a link or what is not a regular file."""
     return open(
         path, "a", encoding="utf-8", opener=lambda name, flags: _regular(name, flags | getattr(os, "O_NOFOLLOW", 0))

@@ -5,7 +5,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from l2d.errors import show, visible
 
@@ -141,7 +141,7 @@ def train(arguments: list[str] | None = None) -> None:
         job()
 
 
-def together() -> AbstractContextManager:
+def together() -> AbstractContextManager[Any]:
     """Around a command that several processes run together (torchrun, srun): from its start on each notices the end of another."""
     if os.environ.keys().isdisjoint(("RANK", "SLURM_PROCID")):
         return nullcontext()
@@ -193,7 +193,7 @@ def train_help() -> str:
     ]
     own = text.partition("\n\n")[2].partition("\nhydra:")[0].strip()  # what follows the list of defaults
     choices = "".join(f"{group}: {', '.join(files)}\n" for group, files in groups.items())
-    template = settings["hydra"]["help"]["template"]
+    template = str(settings["hydra"]["help"]["template"])
     return template.replace("$APP_CONFIG_GROUPS", choices).replace("$CONFIG", "".join(parts) + own)
 
 

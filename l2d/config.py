@@ -4,7 +4,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NotRequired, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Unpack, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
@@ -24,7 +24,7 @@ _NOTHING = object()
 NEUTRAL = {"loss": {"weight": 1}}  # a target that does not name a key is not given it at this value, which says nothing
 
 
-def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -> Any:
+def build(cfg: DictConfig, group: str, kind: type[Any] = object, /, **offered: Any) -> Any:
     """Call the `_target_` of a group with its keys, and with those of the `offered` values that it asks for by name;
     return what it makes, which must be of this kind."""
     function, arguments = bind(cfg, group, offered)
@@ -43,7 +43,7 @@ def build(cfg: DictConfig, group: str, kind: type = object, /, **offered: Any) -
     return made
 
 
-def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable, dict[str, Any]]:
+def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that `build` calls, and its arguments; UserError if it cannot be called with them."""
     from l2d.settings import shown, validate, yaml_hint
 
@@ -109,7 +109,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def locate(path: str) -> Callable:
+def locate(path: str) -> Callable[..., Any]:
     """The function or class at `package.module.name`, of an installed package or of the current folder."""
     if "" not in sys.path:
         sys.path.append("")  # the current folder, last: a user's file must not shadow a package
@@ -119,10 +119,10 @@ def locate(path: str) -> Callable:
         raise TypeError("it is neither a function nor a class")
     if inspect.isabstract(found):
         raise TypeError("it is an abstract class; name one that is derived from it")
-    return found
+    return cast(Callable[..., Any], found)
 
 
-def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Parameter]:
+def _parameters(where: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a signature, by name; the keys of `**settings: Unpack[SomeTypedDict]` are parameters of their own."""
     try:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)
@@ -145,7 +145,7 @@ def _parameters(where: str, function: Callable) -> Mapping[str, inspect.Paramete
         ) from error
 
 
-def _import(group: str, target: str | None) -> Callable:
+def _import(group: str, target: str | None) -> Callable[..., Any]:
     if not isinstance(target, str):
         raise UserError(
             f"{group} has no _target_: name the function or class that makes it, as in package.module.name."

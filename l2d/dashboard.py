@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from l2d.errors import Arguments, UserError, errors_as_sentences, show
-from l2d.tracking.run_folder import HEADLINE
+from l2d.tracking.read import HEADLINE
 
 if TYPE_CHECKING:
     from l2d.report.blocks import Block
@@ -130,7 +130,8 @@ def curves() -> list[Any]:
 
 def specification(view: Any) -> dict[str, Any]:
     """The JSON that would be sent to W&B."""
-    return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+    content: dict[str, Any] = view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+    return content
 
 
 def _tagged(*tags: str) -> Any:

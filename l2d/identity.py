@@ -38,7 +38,7 @@ def settings(cfg: DictConfig) -> dict[str, Any]:
     if isinstance(groups.get("experts"), dict):
         groups["experts"] = without_neutral(groups["experts"])
     kept = {g: _without(v, FREE_KEYS[g]) if g in FREE_KEYS and isinstance(v, dict) else v for g, v in groups.items()}
-    return _canonical(kept)
+    return {group: _canonical(value) for group, value in kept.items()}
 
 
 def without_neutral(experts: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def describe(root: Path) -> str:
     alone = [{"folder": str(f), "choices": (read_result(f) or {}).get("choices")} for f in single]
     sweeps += [("single runs", alone)] if alone else []
     if not sweeps:
-        raise UserError(f"{root} holds no runs; give the folder that runs wrote to, such as outputs.")
+        raise UserError(f"{root} holds no runs; start one with `l2d train`, or give the folder that runs wrote to.")
     return "\n\n".join(_sweep(title, cells) for title, cells in sweeps)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from l2d.atomic import read_bytes
 from l2d.errors import UserError
@@ -46,13 +46,13 @@ def unpack(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 def is_intact(content: bytes) -> bool:
     """Whether every byte of a file that `pack` made is as it was written."""
     try:
-        checksum = _split(content)[0]["__metadata__"]["sha256"]
+        checksum = str(_split(content)[0]["__metadata__"]["sha256"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
-    return hashlib.sha256(_with_checksum(content, str(checksum), _BLANK)).hexdigest() == checksum
+    return hashlib.sha256(_with_checksum(content, checksum, _BLANK)).hexdigest() == checksum
 
 
-def _split(content: bytes) -> tuple[dict, bytes]:
+def _split(content: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the bytes of the tensors."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]

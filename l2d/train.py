@@ -46,7 +46,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
                     result = train(cfg, folder, reporter, ranks, stop)
         if stop.received:  # while the finished system was evaluated: stop now, before the next cell of a sweep
             stop.leave()
-    return result["metrics"]
+    metrics: dict[str, Any] = result["metrics"]
+    return metrics
 
 
 def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop: StopSignal) -> dict[str, Any]:

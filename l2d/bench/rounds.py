@@ -105,8 +105,8 @@ def held_out_cost(result: dict[str, Any] | None) -> float | None:
     if result is None:
         return None
     metrics = result["held_out"]
-    cost = metrics.get("system_cost")
-    return metrics["system_error"] if cost is None else cost
+    cost: float | None = metrics.get("system_cost")
+    return float(metrics["system_error"]) if cost is None else cost
 
 
 def never_ran(tried: Sequence[Ran], chosen: dict[tuple[str, str], Trial]) -> list[Ran]:

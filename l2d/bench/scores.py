@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
     def smallest(self) -> float:
         """What the corrected probability of a pair is at least, whatever the runs say: that of one method ahead on every task."""
         pairs = len(self.wilcoxon) * (len(self.wilcoxon) - 1) // 2
-        return min(1.0, pairs * 2 / 2**self.tasks)
+        return min(1.0, pairs * 2.0 ** (1 - self.tasks))
 
 
 def score(runs: pd.DataFrame, anchor: str) -> Scores:

@@ -1,7 +1,6 @@
 """Data: inputs and labels, from disk or generated, and their transfer to the device. Importing this does not import torch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from l2d.data.chaoyang import chaoyang
 from l2d.data.cifar import cifar10, cifar100
@@ -12,14 +11,23 @@ from l2d.data.folder import folder
 from l2d.data.imagenet import imagenet_dogs
 from l2d.data.micebone import micebone
 from l2d.data.synthetic import synthetic
+from l2d.lazy import lazy
 
 if TYPE_CHECKING:
     from l2d.data.files import ImageFiles
     from l2d.data.loader import Loader
     from l2d.data.resident import Images
     from l2d.data.vectors import Vectors
-
-_NEEDS_TORCH = {"ImageFiles": "files", "Images": "resident", "Loader": "loader", "Vectors": "vectors"}
+else:  # these need torch
+    __getattr__ = lazy(
+        __name__,
+        {
+            "l2d.data.files": ["ImageFiles"],
+            "l2d.data.loader": ["Loader"],
+            "l2d.data.resident": ["Images"],
+            "l2d.data.vectors": ["Vectors"],
+        },
+    )
 
 __all__ = [
     "MISSING",
@@ -44,9 +52,3 @@ __all__ = [
     "micebone",
     "synthetic",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"l2d.data.{_NEEDS_TORCH[name]}"), name)

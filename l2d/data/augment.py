@@ -25,7 +25,9 @@ def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
     top, left, mirrored = (_integers(high, images, generator) for high in (len(rows), lefts, 2))  # [B] each
     row, column = rows.index_select(0, top), columns.index_select(0, left + lefts * mirrored)  # [B, height], [B, width]
     pixels = (row[:, :, None] + column[:, None, :]).flatten(1)  # [B, height * width]
-    return images.flatten(2).gather(2, pixels[:, None].expand(-1, images.shape[1], -1)).unflatten(2, size)
+    chosen = images.flatten(2).gather(2, pixels[:, None].expand(-1, images.shape[1], -1))  # [B, C, height * width]
+    cropped: Tensor = chosen.unflatten(2, size)
+    return cropped
 
 
 def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:

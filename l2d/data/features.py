@@ -230,7 +230,8 @@ def numbers_of(frame: pd.DataFrame, chosen: Sequence[str], file: Path) -> np.nda
 
 def _cells(column: pd.Series) -> np.ndarray:
     """Numbers or names [N], '' where there is nothing."""
-    return column.astype(object).where(column.notna(), "").to_numpy()
+    cells: np.ndarray = column.astype(object).where(column.notna(), "").to_numpy()
+    return cells
 
 
 def _numbers(column: pd.Series, file: Path) -> pd.Series:

@@ -46,7 +46,8 @@ class Loader:
         if self.train:
             shuffle = torch.Generator().manual_seed(mix(self.seed, epoch, -1))
             order = torch.randperm(len(self.split), generator=shuffle)
-        return order[self.place.ranks.rank :: self.place.ranks.count].split(self.batch_size)[: len(self)]
+        steps: tuple[Tensor, ...] = order[self.place.ranks.rank :: self.place.ranks.count].split(self.batch_size)
+        return steps[: len(self)]
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches from step `start` on."""

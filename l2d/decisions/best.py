@@ -52,5 +52,6 @@ def utilities(cases: Cases, matrix: Tensor, confusion: Tensor) -> Tensor:
     others = 1 - torch.eye(cases.num_classes, dtype=eta.dtype)  # [K, K]
     lost = torch.einsum("jym,ym->yj", confusion, matrix)  # [K, J] expected loss of an answer to class y
     wrong = torch.einsum("jym,ym->yj", confusion, others)  # [K, J]
-    loss, error = eta @ torch.cat([matrix, lost], dim=1), eta @ torch.cat([others, wrong], dim=1)  # [N, K+J], [N, K+J]
+    loss: Tensor = eta @ torch.cat([matrix, lost], dim=1)  # [N, K+J]
+    error: Tensor = eta @ torch.cat([others, wrong], dim=1)  # [N, K+J]
     return 1 - (1 - torch.cat([eta, accuracy], dim=1)) * (loss / error.clamp(min=1e-12))

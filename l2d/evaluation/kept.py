@@ -42,7 +42,7 @@ def keep(
     """
     path = folder / NAME
     path.unlink(missing_ok=True)
-    kind = cfg.record
+    kind = str(cfg.record)
     if kind == "scores":
         needed = sum(outcome.outputs.numel() * 4 for outcome in splits.values()) / 1e6
         if needed > cfg.record_mb:

@@ -64,7 +64,8 @@ def rule_of(cfg: DictConfig, held_out: Outcome | None) -> Callable[[Cases], Deci
 
     def decided(cases: Cases) -> Decision:
         offered = replace(cases, held_out=fitted_on).offers()
-        return build(cfg, "rule", Decision, **{**offered, "held_out": held_out})
+        decision: Decision = build(cfg, "rule", Decision, **{**offered, "held_out": held_out})
+        return decision
 
     return decided
 

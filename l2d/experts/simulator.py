@@ -90,7 +90,8 @@ def accuracy_given(difficulty: np.ndarray, accuracy: np.ndarray, correlation: fl
     >>> accuracy_given(np.array([-1.0, 0.0, 1.0]), np.array([0.75, 0.75, 0.75]), 0.5).round(3).tolist()
     [0.975, 0.83, 0.482]
     """
-    return ndtr((ndtri(accuracy) - np.sqrt(correlation) * difficulty) / np.sqrt(1 - correlation))
+    accuracies: np.ndarray = ndtr((ndtri(accuracy) - np.sqrt(correlation) * difficulty) / np.sqrt(1 - correlation))
+    return accuracies
 
 
 def _answers(

@@ -1,19 +1,13 @@
 """Inference: a trained system on new inputs. Importing this does not import torch."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from l2d.inference.table import COLUMNS, Predictions
+from l2d.lazy import lazy
 
 if TYPE_CHECKING:
     from l2d.inference.system import TrainedSystem, load
-
-_NEEDS_TORCH = {"TrainedSystem": "system", "load": "system"}
+else:  # these need torch
+    __getattr__ = lazy(__name__, {"l2d.inference.system": ["TrainedSystem", "load"]})
 
 __all__ = ["COLUMNS", "Predictions", "TrainedSystem", "load"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"l2d.inference.{_NEEDS_TORCH[name]}"), name)

@@ -116,7 +116,7 @@ def pack_onnx(program: ExportedProgram, facts: dict[str, Any], choices: Choices)
     onnx.helper.set_model_props(
         model, {name: json.dumps(value) for name, value in {**facts, "opset": choices.opset}.items()}
     )
-    return model.SerializeToString(deterministic=True)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def pack_pt2(program: ExportedProgram, facts: dict[str, Any], choices: Choices) -> bytes:

@@ -34,7 +34,7 @@ def decided_columns(
     }
 
 
-def sample_kinds(outcome: Outcome) -> dict[str, type]:
+def sample_kinds(outcome: Outcome) -> dict[str, type[Any]]:
     """column -> what it holds: the true label, the final answer and whether it is right; what `l2d predict` says; each expert's
     answer (None: not recorded); the probability of each class, and how likely each expert is right."""
     classes, experts = names_of(outcome)

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Look(NamedTuple):
 
 
 # what is unusual about a file -> how to tell from its header
-ODD = {
+ODD: dict[str, Callable[[Header], bool]] = {
     "of unknown range: refused": lambda header: bool(header.unknown),
     "more than 8 bits: scaled": lambda header: header.bits > 8,
     "alpha: seen on white": lambda header: header.alpha,

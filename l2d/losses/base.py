@@ -5,10 +5,15 @@ the experts' terms count that much, and what it would do to the scores is undone
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+BaseLoss = Callable[
+    ..., Tensor
+]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]; a Base also takes expert_weight
 
 
 class Base(ABC):

@@ -1,7 +1,7 @@
 """The loss that training minimises: formulation x base x weight, averaged over the batch."""
 
-from collections.abc import Callable
-from typing import Annotated, Literal, NotRequired, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,19 +10,20 @@ from torch import Tensor, nn
 
 from l2d.config import locate
 from l2d.errors import UserError
-from l2d.losses.base import BASES, GCE, Base, implied_distribution
-from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, soft_picce
+from l2d.losses.base import BASES, GCE, Base, BaseLoss, implied_distribution
+from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, Formulation, soft_picce
 
 NO_SCORE = -1e30  # of an expert who did not answer: no part in a softmax, a sigmoid of 0, and finite
 Weight = Annotated[float, Interval(gt=0, le=1e6)] | Literal["balanced"]
 Power = Annotated[float, Interval(gt=0, le=1)]
+Part = TypeVar("Part", bound=Callable[..., Tensor])
 
 
 class Parts(TypedDict):
     """What every DeferralLoss is made of."""
 
-    formulation: str | Callable
-    base: str | Callable
+    formulation: str | Formulation
+    base: str | BaseLoss
     num_classes: int
     complete: NotRequired[bool]
     weight: NotRequired[Weight]
@@ -40,8 +41,8 @@ class DeferralLoss(nn.Module):
 
     def __init__(
         self,
-        formulation: str | Callable,
-        base: str | Callable,
+        formulation: str | Formulation,
+        base: str | BaseLoss,
         num_classes: int,
         complete: bool = False,
         weight: Weight = 1.0,
@@ -128,7 +129,7 @@ class SoftPicce(DeferralLoss):
             raise UserError(f"loss.base={base} has no soft PiCCE; choose ce, ova, decoupled or asm.")
 
     def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
-        entropy = torch.special.entr(weights).sum(dim=1)  # [B]
+        entropy: Tensor = torch.special.entr(weights).sum(dim=1)  # [B]
         if self.weight != 1:
             entropy = entropy * self.expert_weight(scores, answers).squeeze(1)
         return super().taught(scores, labels, weights, answers) - entropy
@@ -140,7 +141,7 @@ def without_unanswered(scores: Tensor, answers: Tensor) -> Tensor:
     return scores.masked_fill(missing, NO_SCORE)
 
 
-def _base(choice: str | Callable, q: float | None) -> Callable:
+def _base(choice: str | BaseLoss, q: float | None) -> BaseLoss:
     base = _named(choice, BASES, "base")
     if q is None:
         return base
@@ -149,11 +150,12 @@ def _base(choice: str | Callable, q: float | None) -> Callable:
     return GCE(q)
 
 
-def _named(choice: str | Callable, known: dict, what: str) -> Callable:
+def _named(choice: str | Part, known: Mapping[str, Part], what: str) -> Part:
     if callable(choice):
         return choice
     try:
-        return known[choice] if choice in known else locate(choice)
+        found: Part = known[choice] if choice in known else cast(Part, locate(choice))
+        return found
     except Exception as error:
         raise UserError(
             f"loss.{what}={choice} is neither one of {', '.join(known)} nor the dotted path of a function."

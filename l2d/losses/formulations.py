@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+Formulation = Callable[[Tensor, Tensor], Tensor]  # (expert_scores [B, J], correct [B, J]) -> weights [B, J]
+
 
 def vanilla(expert_scores: Tensor, correct: Tensor) -> Tensor:
     """w_j = [expert j is correct]: every correct expert is taught (Verma et al. 2023; Mao et al. 2024)."""
@@ -36,4 +38,4 @@ def _where_correct(picked: Tensor, expert_scores: Tensor, correct: Tensor) -> Te
 
 FORMULATIONS = {"vanilla": vanilla, "picce": picce, "pice": pice}
 # The experts whose believed accuracy can be relied on at the minimum of the risk: all, or the one with the highest score.
-VOUCHES_FOR: dict[Callable, Literal["all", "top"]] = {vanilla: "all", picce: "top", pice: "top"}
+VOUCHES_FOR: dict[Formulation, Literal["all", "top"]] = {vanilla: "all", picce: "top", pice: "top"}

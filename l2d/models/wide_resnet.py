@@ -22,7 +22,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.bn1(x))
-        out = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return out + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -53,7 +53,8 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.blocks(self.stem(x))))
-        return self.head(x.mean(dim=(2, 3)))
+        scores: Tensor = self.head(x.mean(dim=(2, 3)))
+        return scores
 
 
 @register_model

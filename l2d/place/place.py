@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -75,7 +76,7 @@ class Place:
             model.compile()
         return replace(self, layout=layout)
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS[self.precision]
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.device.type, dtype=dtype)
 

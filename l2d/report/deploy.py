@@ -145,7 +145,8 @@ def _with_interval(row: dict[str, Any], name: str) -> str:
 def _finished(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Whatever rule and costs they were reported under: all are decided again."""
     finished = runs[runs["status"] == "finished"].assign(setting=lambda frame: frame["trained_with"])
-    return finished.drop_duplicates([*BLOCK, *CELL, "seed"]).to_dict("records")
+    records: list[dict[str, Any]] = finished.drop_duplicates([*BLOCK, *CELL, "seed"]).to_dict("records")
+    return records
 
 
 def _decided(folder: Path, changes: list[str]) -> Decided:

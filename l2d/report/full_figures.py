@@ -33,7 +33,7 @@ SHAPES = {
     "questions": (5, None),
     "fewer_experts": (2, None),
 }
-READ: dict[str, Callable[[dict], Any]] = {
+READ: dict[str, Callable[[dict[str, Any]], Any]] = {
     "regret": lambda e: [e["regret"][part] for part in PARTS],  # [3]
     "calibration": lambda e: [
         [e["calibration"][who][key] for key in ("count", "confidence", "accuracy")] for who in ("classifier", "expert")
@@ -48,7 +48,7 @@ READ: dict[str, Callable[[dict], Any]] = {
 }
 
 
-def _with_optimum(curve: dict, keys: tuple[str, ...], optimum: tuple[str, ...]) -> list:
+def _with_optimum(curve: dict[str, Any], keys: tuple[str, ...], optimum: tuple[str, ...]) -> list[Any]:
     """The columns of a curve, and those of the optimum, null where it is not known."""
     columns = [curve[key] for key in keys]
     return columns + [curve.get(key) or [None] * len(columns[0]) for key in optimum]
@@ -98,7 +98,7 @@ def _with_values(runs: pd.DataFrame, part: str) -> pd.DataFrame:
     return runs.assign(values=values)[kept]
 
 
-def _array(evaluation: dict, part: str) -> np.ndarray:
+def _array(evaluation: dict[str, Any], part: str) -> np.ndarray:
     """The numbers of a part, with NaN for null; ValueError if they do not have its shape, or are too large to draw."""
     values = np.array(READ[part](evaluation), dtype=float)
     expected = SHAPES[part]

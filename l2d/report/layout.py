@@ -114,7 +114,8 @@ def _results(block: Block, title: str, metrics: list[ShownMetric]) -> ResultsTab
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return frame.to_dict("records")
+    records: list[dict[str, Any]] = frame.to_dict("records")
+    return records
 
 
 def _legend(block: Block, metrics: list[ShownMetric]) -> str:
@@ -143,7 +144,7 @@ def entries(cell: dict[str, Any], metrics: list[ShownMetric]) -> list[Entry]:
 def mean_std(cell: dict[str, Any], metric: str) -> str:
     """`18.32 ± 0.11`, without the deviation where there is one seed."""
     if not cell["n"]:
-        return cell["state"]
+        return str(cell["state"])
     if pd.isna(cell[metric]):
         return NOT_DEFINED
     return f"{cell[metric]:.2f}" + (f" ± {cell[f'{metric}_std']:.2f}" if cell["n"] > 1 else "")

@@ -103,7 +103,7 @@ def _read(path: Path) -> Run | None:
     return None
 
 
-def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]:
+def _row(path: Path, result: dict[str, Any], config: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     epochs = _epochs(path)
     num_experts = chosen.get("num_experts") or len(result.get("experts") or [])
     if not num_experts:
@@ -139,7 +139,7 @@ def _row(path: Path, result: dict, config: dict, chosen: dict) -> dict[str, Any]
     return {**row, **{renamed.get(k, k): v for k, v in metrics.items()}, "own_metrics": json.dumps(own)}
 
 
-def _regret(result: dict) -> float:
+def _regret(result: dict[str, Any]) -> float:
     """The expected excess over the best achievable error, from evaluation=full; NaN where it is not known.
 
     One that cannot be read is named where the figures of its parts are drawn.
@@ -150,7 +150,7 @@ def _regret(result: dict) -> float:
         return math.nan
 
 
-def _fingerprint(config: dict) -> str:
+def _fingerprint(config: dict[str, Any]) -> str:
     """A fingerprint of the settings, for a run without result.json; the data on disk are not read."""
     return hashlib.sha256(json.dumps(settings(OmegaConf.create(config)), sort_keys=True).encode()).hexdigest()[:8]
 

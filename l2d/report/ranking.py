@@ -1,6 +1,7 @@
 """The methods of a block in the order of their system error, and of their regret, with what they are compared with."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -23,7 +24,7 @@ def rank_runs(runs: pd.DataFrame) -> pd.DataFrame:
     in the order of their average, then the methods without one.
     """
     finished = one_per_seed(runs[runs["status"] == "finished"])
-    rows: list[tuple] = []
+    rows: list[tuple[Any, ...]] = []
     for block, group in finished.groupby(BLOCK):
         for by in RANKED:
             if group[by].notna().any():
@@ -31,7 +32,7 @@ def rank_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*BLOCK, *COLUMNS]).astype({"num_experts": "Int64", "n": "Int64"})
 
 
-def _ranked(runs: pd.DataFrame, by: str) -> list[tuple]:
+def _ranked(runs: pd.DataFrame, by: str) -> list[tuple[Any, ...]]:
     """The rows of one block, from `entry` on."""
     values = runs.groupby([*PAIR, "method"])[by].mean().unstack()  # [counts x seeds, methods]
     methods = [method for method in methods_of(runs) if values[method].notna().any()]

@@ -34,7 +34,8 @@ def to_csv(frame: pd.DataFrame) -> str:
         return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
 
     strings = [name for name in frame if not pd.api.types.is_numeric_dtype(frame[name])]
-    return frame.assign(**{name: frame[name].map(text) for name in strings}).rename(columns=text).to_csv(index=False)
+    shown = frame.assign(**{name: frame[name].map(text) for name in strings}).rename(columns=text)
+    return str(shown.to_csv(index=False))
 
 
 def to_markdown(blocks: list[Block]) -> str:

@@ -24,7 +24,7 @@ VERSION_1: dict[str, Any] = {
 }
 
 
-def block_settings(config: dict, result: dict) -> dict[str, Any]:
+def block_settings(config: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Everything that determines the result, except the method, the number of experts and the seed; flat."""
     older = {**VERSION_1, "held_out": (config.get("evaluation") or {}).get("holdout", 0)}
     flat: dict[str, Any] = {}
@@ -41,7 +41,7 @@ def without_decision(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if not key.startswith(("rule.", "experts.costs"))}
 
 
-def method_settings(config: dict, result: dict, chosen: dict) -> dict[str, Any]:
+def method_settings(config: dict[str, Any], result: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     """The settings in which two runs of a method of the same name may differ; flat."""
     system = complete("system", str(chosen.get("system") or "score"), config)
     system = {f"system.{key}": value for key, value in system.items() if key != "_target_"}
@@ -58,19 +58,19 @@ def packaged(group: str) -> dict[str, dict[str, Any]]:
     return files
 
 
-def complete(group: str, name: str, config: dict) -> dict[str, Any]:
+def complete(group: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
     """What the config says of a group, flat; keys that a run of an older version did not have are as in the file of its name."""
     return {**_resolved(group, name, config), **flatten(_without(config.get(group) or {}, {"name"}))}
 
 
-def overridden(group: str, name: str, settings: dict[str, Any], config: dict) -> list[str]:
+def overridden(group: str, name: str, settings: dict[str, Any], config: dict[str, Any]) -> list[str]:
     """The `key=value`s in which flat settings differ from the package's file of this name."""
     file = _resolved(group, name, config)
     keys = dict.fromkeys([*settings, *file])
     return [f"{k}={_text(settings.get(k))}" for k in keys if _text(settings.get(k)) != _text(file.get(k))]
 
 
-def _resolved(group: str, name: str, config: dict) -> dict[str, Any]:
+def _resolved(group: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
     """The package's file of this name in a config, flat; empty where there is none."""
     file = packaged(group).get(name, {})
     if any("${" in str(value) for value in flatten(file).values()):
@@ -89,7 +89,7 @@ def differences(frame: pd.DataFrame, within: list[str], settings: list[dict[str,
     return labels
 
 
-def _code(result: dict, method: bool) -> dict[str, str]:
+def _code(result: dict[str, Any], method: bool) -> dict[str, str]:
     """The versions of a user's own code: of the loss and the system, or of everything else."""
     digests = (result.get("code") or {}).items()
     return {f"{key}.code": str(digest)[:6] for key, digest in digests if key.startswith(("loss.", "system.")) == method}

@@ -70,7 +70,7 @@ def name_repeated(runs: pd.DataFrame) -> None:
         notify(f"{folder} repeats another run of the same setting and seed, and is not counted.")
 
 
-def _grid(block: tuple, runs: pd.DataFrame, published: pd.DataFrame) -> list[tuple[str, int, str]]:
+def _grid(block: tuple[Any, ...], runs: pd.DataFrame, published: pd.DataFrame) -> list[tuple[str, int, str]]:
     """(base, number of experts, method) of the cells that the block's table has, in its order."""
     printed = published[(published["dataset"] == block[0]) & (published["experts"] == block[1])]
     cell = ["base", "num_experts", "method"]

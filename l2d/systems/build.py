@@ -64,7 +64,7 @@ def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> Sy
     def backbone(num_outputs: int) -> nn.Module:
         if not with_backbone:
             return nn.Identity()
-        body = build(cfg, "backbone", nn.Module, num_outputs=num_outputs, image_shape=sizes.input_shape)
+        body: nn.Module = build(cfg, "backbone", nn.Module, num_outputs=num_outputs, image_shape=sizes.input_shape)
         if sizes.statistics is None:
             return body
         return nn.Sequential(OrderedDict(standardise=Standardise(*sizes.statistics), body=body))
@@ -79,7 +79,8 @@ def make_system(cfg: DictConfig, sizes: Sizes, with_backbone: bool = True) -> Sy
             f"loss._target_={cfg.loss._target_} makes an object of type {type(loss).__name__}; name what makes a function."
         )
     more = {"backbone": backbone, "loss": loss, "num_train": sizes.num_train, "seed": cfg.seed}
-    return build(cfg, "system", System, **offered, **more)
+    system: System = build(cfg, "system", System, **offered, **more)
+    return system
 
 
 def uses_a_loss(cfg: DictConfig) -> bool:

@@ -19,7 +19,8 @@ class ClassifierSystem(System):
         self.num_classes = num_classes
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.backbone(inputs)
+        scores: Tensor = self.backbone(inputs)
+        return scores
 
     def stages(self) -> list[Stage]:
         return [Stage("train", list(self.parameters()), classify)]

@@ -28,9 +28,11 @@ class CompareConfidence(System):
     def forward(self, inputs: Tensor) -> Tensor:
         """[B, K+J]; in training [B, K] or [B, J], what the stage trains."""
         if self.training and self.stage == "classifier":
-            return self.backbone(inputs)
+            classes: Tensor = self.backbone(inputs)
+            return classes
         if self.training and self.stage == "experts":
-            return self.experts(inputs)
+            experts: Tensor = self.experts(inputs)
+            return experts
         return torch.cat([self.backbone(inputs), self.experts(inputs)], dim=1)
 
     def stages(self) -> list[Stage]:

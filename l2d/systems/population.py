@@ -106,7 +106,8 @@ class PooledPopulation(System):
             kept = torch.rand(answers.shape, device=answers.device) < share
             psi = self.described(outputs[context].detach(), batch.labels[context], answers.masked_fill(~kept, -1))
             scores.append(self.scored(outputs[query], psi))
-        return self.loss(torch.cat(scores), batch.labels, batch.answers)
+        loss: Tensor = self.loss(torch.cat(scores), batch.labels, batch.answers)
+        return loss
 
     def described(self, outputs: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """psi [P, H] of experts who gave these answers [C, P] to samples of these outputs [C, K+H] and labels [C]."""
@@ -115,7 +116,9 @@ class PooledPopulation(System):
             [self.features(outputs), F.one_hot(labels, self.num_classes).to(outputs)], dim=1
         )  # [C, 2K+H]
         said = F.one_hot(answers.long().clamp(min=0), self.num_classes).to(outputs)  # [C, P, K]
-        each = self.describer(torch.cat([inputs[:, None].expand(-1, said.shape[1], -1), said], dim=2))  # [C, P, H]
+        each: Tensor = self.describer(
+            torch.cat([inputs[:, None].expand(-1, said.shape[1], -1), said], dim=2)
+        )  # [C, P, H]
         total = (each * given[..., None]).sum(dim=0) + self.psi_0  # [P, H]
         return total / (1 + given.sum(dim=0))[:, None]
 

@@ -24,14 +24,16 @@ class ScoreSystem(System):
         self.loss = loss
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.backbone(inputs)
+        scores: Tensor = self.backbone(inputs)
+        return scores
 
     def stages(self) -> list[Stage]:
         return [Stage("train", list(self.parameters()), self.taught)]
 
     def taught(self, scores: Tensor, batch: Batch) -> Tensor:
         """The loss of a batch's scores."""
-        return self.loss(scores, batch.labels, batch.answers)
+        loss: Tensor = self.loss(scores, batch.labels, batch.answers)
+        return loss
 
     @property
     def vouches_for(self) -> Any:  # type: ignore[override]

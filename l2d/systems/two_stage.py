@@ -54,7 +54,7 @@ class TwoStage(System):
         self.loss, self.num_classes, self.num_experts = loss, num_classes, num_experts
         self.num_train, self.seed, self.stage2 = settings["num_train"], settings["seed"], settings["stage2"]
         self.num_folds, self.share, self.router_epochs = settings["folds"], settings["share"], settings["router_epochs"]
-        self.new_classifier = lambda: backbone(num_classes)
+        self.new_classifier: Callable[[], nn.Module] = lambda: backbone(num_classes)
         self.backbone, self.folds = self.new_classifier(), self.new_folds()
         self.router = backbone(1 + num_experts)
         if self.num_train:  # else without training data, to read outputs alone
@@ -74,7 +74,8 @@ class TwoStage(System):
         """[B, K+J]; in training [B, K] of the classifier that the stage trains, or [r, the answers of the classifiers that the
         router learns from], [B, 1+J+F]."""
         if self.training and self.stage in (trained := self.classifiers()):
-            return trained[self.stage](inputs)
+            scores: Tensor = trained[self.stage](inputs)
+            return scores
         scores = self.router(inputs).float()  # [B, 1+J]
         if self.training:
             with torch.no_grad():
@@ -155,7 +156,8 @@ class TwoStage(System):
         scores = self.loss.answered(scores, batch.answers)
         among = torch.cat([right[:, None], batch.answers == batch.labels[:, None]], dim=1)  # [B, 1+J]
         own, weights = self.loss.formulation(scores.detach(), among).tensor_split([1], dim=1)  # [B, 1], [B, J]
-        return self.loss.taught(scores, own, weights, batch.answers)
+        losses: Tensor = self.loss.taught(scores, own, weights, batch.answers)
+        return losses
 
     @property
     def vouches_for(self) -> Literal["all", "none"]:  # type: ignore[override]

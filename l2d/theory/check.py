@@ -40,7 +40,7 @@ class Judgement(NamedTuple):
     def growth(self) -> float:
         """How many times as strongly the expert columns are pulled up with the most experts as with one."""
         upward = self.pull["upward"]
-        return upward[-1] / max(upward[0], 1e-300)
+        return float(upward[-1] / max(upward[0], 1e-300))
 
 
 def check_loss(

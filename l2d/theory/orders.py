@@ -1,16 +1,16 @@
 """The exact minimiser of a formulation x base: Newton's method in every order of the experts."""
 
-from collections.abc import Callable
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from l2d.losses import Base
+from l2d.losses.base import Base, BaseLoss
+from l2d.losses.formulations import Formulation
 from l2d.theory.joints import outcomes
 
 
-def conditional_risk(scores: Tensor, joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
+def conditional_risk(scores: Tensor, joint: Tensor, formulation: Formulation, base: BaseLoss) -> Tensor:
     """E[loss(theta, Y, M)] at theta = scores [K+J], summed over every (y, m)."""
     labels, correct, mass = outcomes(joint)
     rows = scores.expand(len(mass), -1)  # [N, K+J]
@@ -18,7 +18,7 @@ def conditional_risk(scores: Tensor, joint: Tensor, formulation: Callable, base:
     return mass @ base(rows, labels, weights)
 
 
-def minimise(joint: Tensor, formulation: Callable, base: Callable) -> Tensor:
+def minimise(joint: Tensor, formulation: Formulation, base: BaseLoss) -> Tensor:
     """Scores [K+J] of least conditional risk, by Newton's method in float64.
 
     While the experts keep their order the weights w are constant and the risk is smooth and convex, so each order is

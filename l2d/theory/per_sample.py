@@ -92,7 +92,8 @@ class PerSample:
         """The loss by torch.vmap, if that works and agrees with single rows."""
 
         def one(scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
-            return self.loss(self._cast(scores)[None], labels[None], answers[None])
+            loss: Tensor = self.loss(self._cast(scores)[None], labels[None], answers[None])
+            return loss
 
         rows = torch.vmap(one)
         try:

@@ -1,6 +1,7 @@
 """A missed joint made small enough to be checked by hand: fewer experts, classes and cells, smaller masses."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -29,11 +30,11 @@ def simplify(findings: list[Finding], judge: Callable[[list[Case]], list[Finding
     return best
 
 
-def _size(finding: Finding) -> tuple:
+def _size(finding: Finding) -> tuple[Any, ...]:
     return (not finding.always, *_size_of(finding.case))
 
 
-def _size_of(case: Case) -> tuple:
+def _size_of(case: Case) -> tuple[Any, ...]:
     missing = bool((case.rates < 1).any())
     return missing, case.num_experts, len(case.cells), case.num_classes, float(case.mass.sum())
 

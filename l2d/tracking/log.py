@@ -4,7 +4,6 @@ import logging
 import os
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from l2d.atomic import open_to_append
 
@@ -14,7 +13,6 @@ class RunLog(logging.FileHandler):
 
     def _open(self) -> TextIOWrapper:
         try:
-            file: Any = open_to_append(Path(self.baseFilename))
+            return open_to_append(Path(self.baseFilename))
         except OSError:
-            file = open(os.devnull, "a")  # noqa: SIM115  the handler closes it
-        return file
+            return open(os.devnull, "a")

@@ -66,14 +66,15 @@ class MlflowTracker:
 
     def _experiment(self, name: str) -> str:
         """The id of the experiment of this name, which is made if there is none; another run may make it at the same time."""
-        if found := self.client.get_experiment_by_name(name):
-            return found.experiment_id
-        try:
-            return self.client.create_experiment(name)
-        except Exception:
-            if found := self.client.get_experiment_by_name(name):
-                return found.experiment_id
-            raise
+        found = self.client.get_experiment_by_name(name)
+        if not found:
+            try:
+                return str(self.client.create_experiment(name))
+            except Exception:
+                found = self.client.get_experiment_by_name(name)
+                if not found:
+                    raise
+        return str(found.experiment_id)
 
     def start(self, name: str, config: dict[str, Any], folder: Path) -> None:
         self.folder, self.next_try, self.reported = folder, 0.0, False

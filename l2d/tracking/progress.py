@@ -13,7 +13,8 @@ from rich.text import Text
 from l2d.errors import visible
 from l2d.evaluation import REFERENCE
 from l2d.identity import method_parts
-from l2d.tracking.run_folder import HEADLINE, duration, headline, sweep_progress
+from l2d.tracking.read import HEADLINE
+from l2d.tracking.run_folder import duration, headline, sweep_progress
 
 # label -> metric; printed beside the accuracy of the system
 COMPARED_WITH = {"classifier alone": "classifier_accuracy"}

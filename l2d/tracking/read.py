@@ -65,7 +65,7 @@ def _checked(path: Path, kind: "type[BaseModel]", hint: str) -> dict[str, Any] |
     from l2d.settings import refuse_beyond_64_bits
 
     try:
-        content = json.loads(read_text(path))
+        content: dict[str, Any] = json.loads(read_text(path))
         refuse_beyond_64_bits(content, "")
         kind.model_validate(content)
     except FileNotFoundError:

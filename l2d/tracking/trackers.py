@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from l2d.atomic import atomic_write, read_text
 from l2d.errors import UserError, notify
 from l2d.identity import method_parts
-from l2d.tracking.run_folder import HEADLINE, environment, sweep_manifest
+from l2d.tracking.read import HEADLINE
+from l2d.tracking.run_folder import environment, sweep_manifest
 from l2d.tracking.shown import best_epoch, deferral, described, first_line, reliability, scalars
 
 START_SECONDS = 5  # how long the start of a run waits for W&B before the run is kept offline

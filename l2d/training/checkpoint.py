@@ -91,8 +91,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if content[: len(_MAGIC)] != _MAGIC or hashlib.sha256(payload).digest() != digest:
         raise UserError(f"{path} is damaged or no checkpoint (its checksum does not fit).")
     try:
-        return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(
             f"{path} holds more than tensors and plain values, so it was not loaded (no code in it was run)."
         ) from error
+    return state

@@ -78,5 +78,5 @@ def forward(system: nn.Module, inputs: Tensor, place: Place, rows: int = 0) -> T
     missing = max(rows - len(inputs), 0)
     padded = F.pad(inputs, (0,) * (2 * inputs.dim() - 1) + (missing,)) if missing else inputs
     with place.autocast():
-        outputs = system.eval()(padded)
+        outputs: Tensor = system.eval()(padded)
     return outputs[: len(inputs)].float()

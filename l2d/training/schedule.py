@@ -1,5 +1,6 @@
 """The learning rate of every iteration."""
 
+from collections.abc import Callable
 from math import cos, pi
 
 from torch.optim import Optimizer
@@ -7,7 +8,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from l2d.errors import UserError
 
-SCHEDULES = {"cosine": lambda done: 0.5 * (1 + cos(pi * done)), "constant": lambda done: 1.0}
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1 + cos(pi * done)),
+    "constant": lambda done: 1.0,
+}
 
 
 def make_schedule(optimizer: Optimizer, schedule: str, steps: int, epochs: int, warmup_epochs: float) -> LambdaLR:
