@@ -1,7 +1,11 @@
 """The reference of the Python API: a page per package with what its `__all__` lists, which mkdocstrings fills from the docstrings."""
 
+import inspect
 import pkgutil
+import sys
 from importlib import import_module
+
+import markup
 
 import l2d
 
@@ -32,21 +36,34 @@ def packages() -> dict[str, list[str]]:
 
 
 def overview(public: dict[str, list[str]]) -> str:
+    """Every package with links to its names."""
     lines = [
-        f"- [`{name}`]({name}.md): {', '.join(f'[`{each}`][{name}.{each}]' for each in members)}"
+        f"- [`{name}`]({name}.md): {', '.join(f'[`{each}`]({name}.md#{path(name, each)})' for each in members)}"
         for name, members in public.items()
     ]
-    return "\n".join(
-        [
-            "# Python API",
-            "",
-            "What can be imported, by package. `l2d.load` and `l2d.train.run` are where to begin.",
-            "",
-            *lines,
-        ]
-    )
+    intro = "What can be imported, by package. `l2d.load` and `l2d.train.run` are where to begin."
+    return "\n".join(["# Python API", "", intro, "", *lines])
 
 
 def page(name: str, members: list[str]) -> str:
-    options = "\n".join(f"        - {member}" for member in members)
-    return f"# {name}\n\n::: {name}\n    options:\n      members:\n{options}\n"
+    """What the module says about itself, then every name."""
+    says = inspect.getdoc(import_module(name)) or ""
+    return "\n\n".join([f"# {name}", markup.escape(says), *(entry(name, each) for each in members)])
+
+
+def entry(name: str, member: str) -> str:
+    """A function or class, for mkdocstrings; of another object, which has no docstring, its type."""
+    found = getattr(import_module(name), member)
+    where = path(name, member)
+    if inspect.isroutine(found) or inspect.isclass(found):
+        return f"::: {where}"
+    kind = type(found)
+    says = (inspect.getdoc(kind) or "").split("\n\n")[0] if kind.__module__.startswith("l2d.") else ""
+    return f"## {member} {{: #{where} }}\n\nOf type `{kind.__name__}`. {markup.escape(says)}"
+
+
+def path(name: str, member: str) -> str:
+    """Where mkdocstrings finds it: not at l2d.decisions.best, which is a module for it, but at l2d.decisions.best.best."""
+    found = getattr(import_module(name), member)
+    is_module = f"{name}.{member}" in sys.modules
+    return f"{found.__module__}.{found.__qualname__}" if is_module else f"{name}.{member}"
