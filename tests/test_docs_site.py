@@ -93,7 +93,7 @@ def site(tmp_path_factory) -> Path:
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
             if done.returncode:
                 shutil.rmtree(folder, ignore_errors=True)
             assert done.returncode == 0, done.stderr[-4000:]
