@@ -17,7 +17,8 @@ def page(scripts: Path) -> str:
     """`l2d`, its commands, and the scripts of a checkout, as Markdown."""
     parts = ["# Commands", "What every command prints with `--help`.", "## l2d", fenced(help_of())]
     for name, command in COMMANDS.items():
-        parts += [f"## l2d {name}", f"{markup.escape(command.summary).capitalize()}.", fenced(help_of(name))]
+        says = markup.escape(command.summary)
+        parts += [f"## l2d {name}", f"{says[0].upper()}{says[1:]}.", fenced(help_of(name))]
     rows = [(f"<code>scripts/{file.name}</code>", markup.inline(first_comment(file))) for file in programs(scripts)]
     intro = "In a checkout; each makes `.venv` first where that is needed."
     return "\n\n".join([*parts, "## Scripts", intro, markup.table(("script", "what it does"), rows)])
