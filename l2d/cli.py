@@ -15,41 +15,64 @@ class Command(NamedTuple):
     usage: str  # what follows the name. Completion reads it: the first word is a path (DIR), or a choice (bash|zsh)
     summary: str
     settings: tuple[str, ...] = ("",)  # what KEY may begin with
+    options: str = ""  # for completion: --NAME, with a VALUE where one follows
 
 
 COMMANDS = {
     "train": Command("l2d.cli:train", "[KEY=VALUE ...]", "train a system, or with -m a grid of systems"),
-    "evaluate": Command("l2d.evaluate:main", "RUN [--samples] [KEY=VALUE ...]", "evaluate trained weights again"),
+    "evaluate": Command(
+        "l2d.evaluate:main", "RUN [--samples] [KEY=VALUE ...]", "evaluate trained weights again", options="--samples"
+    ),
     "predict": Command(
         "l2d.predict:main",
         "RUN INPUT ... [--out FILE] [KEY=VALUE ...]",
         "decide about new inputs: answer, or ask whom",
         ("rule", "experts.costs", "trainer.", "dataset.workers"),
+        "--out FILE --batch-size N",
     ),
     "export": Command(
         "l2d.export:main",
         "RUN [--out FILE] [--check INPUT] [KEY=VALUE ...]",
         "write the system as one file: ONNX or torch.export",
         ("rule", "experts.costs"),
+        "--out FILE --opset N --batch N --check INPUT",
     ),
     "monitor": Command(
         "l2d.monitor:main",
         "DECISIONS ANSWERS [--out FILE] [--parts N]",
         "watch a system in use: load, beliefs, drift, missing answers",
+        options="--out FILE --parts N --alert NAME=NUMBER",
     ),
-    "report": Command("l2d.report.cli:main", "DIR ...", "make tables, figures and a page from finished runs"),
+    "report": Command(
+        "l2d.report.cli:main",
+        "DIR ... [--out DIR]",
+        "make tables, figures and a page from finished runs",
+        options="--out DIR --baseline METHOD --deploy KEY=VALUE --samples",
+    ),
     "status": Command(
-        "l2d.status:main", "[DIR ...] [--watch]", "show which runs are finished, running, failed or missing"
+        "l2d.status:main",
+        "[DIR ...] [--watch]",
+        "show which runs are finished, running, failed or missing",
+        options="--watch",
     ),
-    "data": Command("l2d.inspect:main", "check [KEY=VALUE ...]", "check data and experts before training"),
+    "data": Command(
+        "l2d.inspect:main",
+        "check [KEY=VALUE ...]",
+        "check data and experts before training",
+        options="--sheet PNG --decode N",
+    ),
     "check": Command(
         "l2d.check:main",
         "loss=NAME [KEY=VALUE ...]",
         "judge a loss by its exact minimisers on random joints",
         ("loss",),
+        "--joints N --seed S --out FILE",
     ),
     "bench": Command(
-        "l2d.bench.cli:main", "[quick|full] [KEY=VALUE ...]", "compare methods on tasks with a known optimum"
+        "l2d.bench.cli:main",
+        "[quick|full] [KEY=VALUE ...]",
+        "compare methods on tasks with a known optimum",
+        options="--methods A,B --tasks A,B --add FILE --data TASK=PATH --seeds N --out DIR",
     ),
     "completion": Command("l2d.completion:main", "bash|zsh|fish", "print a script for completion in your shell"),
 }

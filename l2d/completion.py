@@ -72,15 +72,15 @@ def _following(before: list[str], word: str) -> list[str]:
     if before[0] not in COMMANDS:
         return []
     command = COMMANDS[before[0]]
-    first, takes_settings = command.usage.split()[0], "KEY=VALUE" in command.usage
-    words = [text.lstrip("[") for text in command.usage.split() if text.startswith("[--")]
-    flags = [text.rstrip("]") for text in words if text.endswith("]")]
-    options = [text for text in words if not text.endswith("]")]  # that a value follows
+    first, takes_settings = command.usage.split()[0].strip("[]"), "KEY=VALUE" in command.usage
+    words = [*command.options.split(), "--help"]
+    flags = [text for text, after in pairwise([*words, "--"]) if text.startswith("--") and after.startswith("--")]
+    options = [text for text in words if text.startswith("--") and text not in flags]  # that a value follows
     options += ["--config-dir"] if takes_settings else []
     if before[-1] in (*options, "-cd"):
         return []
     if word.startswith("-"):
-        return [*options, *flags, "--help"]
+        return [*options, *flags]
     if len(before) == 1 and "=" not in first:
         return first.split("|") if first.islower() else []
     known = _settings(before, word) if takes_settings else []

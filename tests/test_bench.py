@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from l2d.bench.figures import alike, draw
+from l2d.bench.figures import LEVEL, alike, draw
 from l2d.bench.protocol import Chosen, Entry, make_protocol
 from l2d.bench.render import findings, to_markdown, to_page
 from l2d.bench.rounds import Ran, choose, never_ran
@@ -147,13 +147,18 @@ def test_scores_of_a_small_benchmark_worked_by_hand():
     assert list(scores.methods["method"]) == ["ce", "ova", "asm"]
 
 
-def test_a_method_that_a_task_refuses_shares_the_last_ranks_and_is_left_out_of_the_tests():
+def test_a_method_that_a_task_refuses_shares_the_last_ranks_and_is_behind_in_the_tests():
     tables = {task: {"ce": [3.0 + t], "picce_ce": [1.0], "ova": [2.0 + t]} for t, task in enumerate("abc")}
     frame = runs(tables, {("b", "picce_ce"): "costs need beliefs"})
     scores = score(frame, "ce")
     ranks = scores.cells.set_index(["task", "method"])["rank"]
     assert (ranks["b", "picce_ce"], ranks["a", "picce_ce"]) == (3, 1)
-    assert scores.comparison.tasks == 2
+    assert scores.comparison.tasks == 3
+    # behind vanilla CE on b by more than it is ahead on a and c (ranks 3 against 1 and 2): W = 3 of 6, as likely as not
+    assert scores.comparison.wilcoxon.loc["picce_ce", "ce"] == 1
+    # two methods that a task refuses are alike on it: two differences are left
+    both = score(runs(tables, {("b", m): "no" for m in ("picce_ce", "ova")}), "ce").comparison.wilcoxon
+    assert both.loc["picce_ce", "ova"] == 0.5
     assert any(
         "costs need beliefs" in line and " b" in line for line in findings(scores, make_protocol(Chosen("quick")))
     )
@@ -165,11 +170,20 @@ def test_pairs_are_tested_by_wilcoxon_with_holms_correction():
     table = {f"t{i}": {"a": [i + 1.0], "b": [i + 2.0 + i / 100], "c": [30.0 + i * i]} for i in range(10)}
     frame = score(runs(table), "a").cells
     comparison = compare(frame)
+    pairs = comparison.of_all_pairs()
     raw = wilcoxon([frame_value(frame, f"t{i}", "b") - frame_value(frame, f"t{i}", "a") for i in range(10)]).pvalue
     assert raw == pytest.approx(2 / 2**10)  # ten differences of one sign
-    assert comparison.wilcoxon.loc["a", "b"] == pytest.approx(3 * raw)
+    assert pairs.loc["a", "b"] == pairs.loc["b", "a"] == pytest.approx(3 * raw) == comparison.smallest()
+    assert comparison.against("a").to_dict() == pytest.approx({"b": 2 * raw, "c": 2 * raw})
     assert comparison.friedman < 0.001
-    assert math.isnan(comparison.wilcoxon.loc["a", "a"])
+    assert math.isnan(pairs.loc["a", "a"])
+
+
+def test_the_full_benchmark_has_tasks_enough_to_tell_two_methods_apart():
+    protocol = make_protocol(Chosen("full"))
+    methods = list(protocol.methods)
+    pairs = pd.DataFrame(math.nan, index=methods, columns=methods)
+    assert Comparison(len(protocol.tasks), 0.0, pairs).smallest() < LEVEL
 
 
 def frame_value(cells: pd.DataFrame, task: str, method: str) -> float:
@@ -181,9 +195,9 @@ def test_a_bar_joins_neighbours_of_which_no_two_differ():
     p = pd.DataFrame(1.0, index=names, columns=names)
     p.loc["a", "c"] = p.loc["c", "a"] = 0.01
     p.loc["a", "d"] = p.loc["d", "a"] = 0.01
-    assert alike(names, Comparison(5, 0.01, p)) == [(0, 1), (1, 3)]
+    assert alike(names, p) == [(0, 1), (1, 3)]
     p.loc["b", "d"] = p.loc["d", "b"] = 0.01
-    assert alike(names, Comparison(5, 0.01, p)) == [(0, 1), (1, 2), (2, 3)]
+    assert alike(names, p) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_tables_and_figures_name_every_method_and_task(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -348,10 +349,14 @@ def test_the_help_of_l2d_has_a_line_per_command_and_three_examples():
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_has_a_help(name, capsys):
+def test_every_command_has_a_help_with_the_options_that_are_completed(name, capsys):
     with suppress(SystemExit):
         main([name, "--help"])
-    assert f"l2d {name}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"l2d {name}" in said
+    explained = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", said, re.MULTILINE)) - {"--config-dir"}
+    if name not in ("train", "completion"):  # they explain no options
+        assert explained == {*re.findall("--[a-z-]+", COMMANDS[name].options), "--help"}
 
 
 @pytest.mark.parametrize(
@@ -437,6 +442,8 @@ def test_bash_completes_commands_groups_options_and_keys(tmp_path, monkeypatch):
     assert completed("l2d ev") == ["evaluate"]
     assert completed("l2d completion ") == ["bash", "fish", "zsh"]
     assert completed("l2d data ") == ["check"]
+    assert completed("l2d bench ") == ["full", "quick"]
+    assert completed("l2d report out --") == ["--baseline", "--deploy", "--help", "--out", "--samples"]
     assert completed("l2d check ") == ["loss.", "loss="]
     assert completed("l2d train se") == completed("l2d-train -m se") == ["seed="]
     assert completed("l2d data check lo") == ["logger.", "logger=", "loss.", "loss="]

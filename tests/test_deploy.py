@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from test_report_page import Elements, browse
 
 from l2d.evaluate import main as evaluate
 from l2d.report.cli import main as report
@@ -115,3 +116,16 @@ def test_changes_that_no_run_can_take_end_in_a_sentence(runs, capsys, wrong):
     err = capsys.readouterr().err
     assert ended.value.code == 2 and wrong.partition("=")[0] in err
     assert not Path("report").exists()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_the_tables_of_the_page_follow_its_filters(runs, tmp_path):
+    report([str(runs), "--deploy", "experts.costs=0.1"])
+    best, other = pd.read_csv("report/deploy.csv")["method"]
+    for method, asked in ((best, 1), (other, 0)):
+        dom, said = browse(Path("report/index.html").resolve().as_uri() + f"#loss={method}", tmp_path, "--dump-dom")
+        elements = Elements(dom)
+        rows = [row["data-loss"] for row in elements.shown("tr", **{"class": "deploy"})]
+        assert said == [] and rows == [method] and "2 runs" in elements.texts
+        assert len(elements.shown("div", **{"data-loss": best})) == asked  # whom the best one asks

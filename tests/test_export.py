@@ -243,11 +243,12 @@ def test_the_same_system_gives_the_same_bytes(embedded_run, cli):
     assert sorted(os.listdir()) == ["a.onnx", "b.onnx"]
 
 
-def test_another_opset_and_a_fixed_batch(embedded_run, cli):
+@pytest.mark.parametrize("opset", [19, 20, 21, 22, 23])
+def test_another_opset_and_a_fixed_batch(embedded_run, cli, opset):
     run = embedded_run("loss=balanced_ova")
-    assert cli(run, "--out", "model.onnx", "--opset", "23", "--batch", "7")[0] == 0
+    assert cli(run, "--out", "model.onnx", "--opset", str(opset), "--batch", "7")[0] == 0
     model, facts = onnx.load("model.onnx"), facts_of("model.onnx")
-    assert model.opset_import[0].version == facts["opset"] == 23 and facts["batch"] == 7
+    assert model.opset_import[0].version == facts["opset"] == opset and facts["batch"] == 7
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 7
     trained, inputs = l2d.load(run), random_inputs(l2d.load(run), 7).numpy()
     check_same(trained, Path("model.onnx"), inputs, inputs)
@@ -381,6 +382,12 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(embedded_run, cli, wor
     assert sorted(os.listdir()) == before
 
 
+def test_weights_that_do_not_fit_into_an_onnx_file_are_refused(embedded_run, cli, monkeypatch):
+    monkeypatch.setattr("l2d.inference.export.MOST_BYTES", 1000)
+    err = refused(cli(embedded_run("loss=balanced_ova"), "--out", "model.onnx"))
+    assert re.search(r"GB.*\.pt2", err) and not Path("model.onnx").exists()
+
+
 def test_an_unfinished_run_is_refused(embedded_run, cli):
     run = shutil.copytree(embedded_run("loss=balanced_ova"), Path("run"))
     result = json.loads((run / "result.json").read_text())
@@ -436,6 +443,13 @@ def test_the_next_lower_number_of_a_probability():
 
 def test_options_and_settings_are_completed():
     assert candidates(["l2d", "ex"]) == ["export"]
-    assert candidates(["l2d", "export", "RUN", "--"]) == ["--check", "--config-dir", "--help", "--out"]
+    assert candidates(["l2d", "export", "RUN", "--"]) == [
+        "--batch",
+        "--check",
+        "--config-dir",
+        "--help",
+        "--opset",
+        "--out",
+    ]
     assert "rule=budget" in candidates(["l2d", "export", "RUN", "rule=b"])
     assert candidates(["l2d", "export", "RUN", "loss"]) == []

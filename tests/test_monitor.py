@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from l2d.cli import main
+from l2d.data.tables import read_frame
 from l2d.monitor.alert import alerts, thresholds
 from l2d.monitor.measure import SYSTEM, Drift, adjusted, chi_square, measure
 from l2d.monitor.read import read_log
@@ -183,6 +184,11 @@ def test_every_kind_of_table_gives_the_same(log, cli):
         plain[0] == 0
         and "8 cases, 4 of them deferred; the truth is known of 5. 1 inputs could not be read." in plain[1]
     )
+
+
+def test_a_name_may_hold_what_unicode_calls_the_end_of_a_line(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"id": "a\u2028b"}\n{"id": "c"}\n', encoding="utf-8")
+    assert list(read_frame(tmp_path / "d.jsonl")["id"]) == ["a\u2028b", "c"]
 
 
 def test_class_names_stay_what_they_are(log):

@@ -104,7 +104,7 @@ def write_tables(record: Path, out: Path) -> None:
     figures = {name: save_figure(figure, out / name) for name, figure in draw(scores, protocol.added).items()}
     texts = {"runs.csv": to_csv(runs), "benchmark.md": to_markdown(scores, protocol)}
     texts |= {file: to_csv(getattr(scores, attribute)) for attribute, file in TABLES.items()}
-    texts["pairs.csv"] = to_csv(scores.comparison.wilcoxon.rename_axis("method").reset_index())
+    texts["pairs.csv"] = to_csv(scores.comparison.of_all_pairs().rename_axis("method").reset_index())
     texts["index.html"] = to_page(scores, protocol, figures)
     for name, text in texts.items():
         _write(out / name, text)

@@ -7,7 +7,7 @@ from matplotlib import rc_context
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from l2d.bench.scores import Comparison, Scores
+from l2d.bench.scores import Scores
 from l2d.report.methods import label
 from l2d.report.style import BLACK, BLUE, RED, STYLE, short
 
@@ -24,7 +24,7 @@ def draw(scores: Scores, added: list[str]) -> dict[str, Figure]:
 def critical_difference(scores: Scores, added: list[str]) -> Figure:
     """The methods on a line by their mean rank, best at the left; a bar joins those that the tests do not tell apart."""
     methods = scores.methods[["method", "mean_rank"]].to_records(index=False).tolist()
-    groups = alike([name for name, _ in methods], scores.comparison)
+    groups = alike([name for name, _ in methods], scores.comparison.of_all_pairs())
     half = (len(methods) + 1) // 2
     top = 0.35 + 0.16 * len(groups)
     figure = Figure(figsize=(8, 0.9 + top + 0.26 * half))
@@ -50,21 +50,20 @@ def critical_difference(scores: Scores, added: list[str]) -> Figure:
     return figure
 
 
-def alike(order: list[str], comparison: Comparison) -> list[tuple[int, int]]:
-    """(first, last) of the longest runs of methods in this order of which no two differ by the corrected Wilcoxon tests."""
+def alike(order: list[str], pairs: pd.DataFrame) -> list[tuple[int, int]]:
+    """(first, last) of the longest runs of methods in this order of which no two differ by the corrected tests [methods, methods]."""
     groups: list[tuple[int, int]] = []
     for first in range(len(order)):
         last = first
-        while last + 1 < len(order) and not _differ(order[first : last + 2], comparison):
+        while last + 1 < len(order) and not _differ(order[first : last + 2], pairs):
             last += 1
         if last > first and not (groups and groups[-1][1] >= last):
             groups.append((first, last))
     return groups
 
 
-def _differ(methods: list[str], comparison: Comparison) -> bool:
-    pairs = comparison.wilcoxon.loc[methods, methods]
-    return bool((pairs < LEVEL).any(axis=None))
+def _differ(methods: list[str], pairs: pd.DataFrame) -> bool:
+    return bool((pairs.loc[methods, methods] < LEVEL).any(axis=None))
 
 
 def heat_map(scores: Scores) -> Figure:

@@ -50,25 +50,29 @@ def task_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
 
 def findings(scores: Scores, protocol: Protocol) -> list[str]:
     """What the tests say, where the user's own methods stand, and what a task did not allow."""
-    tasks, friedman, wilcoxon = scores.comparison
+    comparison = scores.comparison
     place = {method: i + 1 for i, method in enumerate(scores.methods["method"])}
     said = []
-    if pd.notna(friedman):
-        told = "differ" if friedman < LEVEL else "cannot be told apart"
+    if pd.notna(comparison.friedman):
+        told = "differ" if comparison.friedman < LEVEL else "cannot be told apart"
         said.append(
-            f"Friedman's test over the {tasks} tasks that all methods can do: p = {friedman:.2g}, the methods {told}."
+            f"Friedman's test over the {comparison.tasks} tasks: p = {comparison.friedman:.2g}, the methods {told}."
         )
+        if comparison.smallest() >= LEVEL:
+            said.append(f"With {comparison.tasks} tasks no two of {len(place)} methods can differ significantly.")
     for method in protocol.added:
-        better = [name_of(m) for m in place if wilcoxon.loc[method, m] < LEVEL and place[method] < place[m]]
-        worse = [name_of(m) for m in place if wilcoxon.loc[method, m] < LEVEL and place[method] > place[m]]
+        pairs = comparison.against(method)
+        better = [name_of(m) for m in pairs.index if pairs[m] < LEVEL and place[method] < place[m]]
+        worse = [name_of(m) for m in pairs.index if pairs[m] < LEVEL and place[method] > place[m]]
         said.append(
             f"{name_of(method)} is number {place[method]} of {len(place)} by mean rank; significantly ahead of "
-            f"{', '.join(better) or 'none'}, significantly behind {', '.join(worse) or 'none'}."
+            f"{', '.join(better) or 'none'}, significantly behind {', '.join(worse) or 'none'} (Holm's correction for these pairs alone)."
         )
     failed = scores.cells[scores.cells["error"].notna()]
-    for error, group in failed.groupby("error", sort=False):
-        who = ", ".join(f"{name_of(row.method)} on {row.task}" for row in group.itertuples())
-        said.append(f"Not run: {who}. {error}")
+    for task, group in failed.groupby("task", sort=False):
+        said.append(
+            f"Not run on {task}: {', '.join(map(name_of, group['method']))}. The first: {group['error'].iloc[0]}"
+        )
     return said
 
 

@@ -17,11 +17,33 @@ class Scores(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Tests over the tasks that all methods can do, with the mean excess of a method on a task as one value."""
+    """Tests over the tasks, with the mean excess of a method on a task as one value. On a task that only one of two methods can
+    do, that one is ahead by more than on any other."""
 
     tasks: int
-    friedman: float  # probability of ranks as different as these if the methods were equal; NaN with too few tasks
-    wilcoxon: pd.DataFrame  # [methods, methods]: of each pair, corrected by Holm
+    friedman: (
+        float  # probability of ranks as different as these if the methods were equal; NaN with too few tasks or methods
+    )
+    wilcoxon: pd.DataFrame  # [methods, methods]: of each pair, not corrected; NaN with too few tasks
+
+    def of_all_pairs(self) -> pd.DataFrame:
+        """[methods, methods] corrected by Holm for the number of pairs."""
+        upper = np.triu(np.ones(self.wilcoxon.shape, dtype=bool), 1)
+        corrected = np.full(self.wilcoxon.shape, np.nan)
+        corrected[upper] = holm(self.wilcoxon.to_numpy()[upper].tolist())
+        return pd.DataFrame(
+            np.where(upper, corrected, corrected.T), index=self.wilcoxon.index, columns=self.wilcoxon.columns
+        )
+
+    def against(self, method: str) -> pd.Series:
+        """Of one method with each other, corrected by Holm for these alone."""
+        row = self.wilcoxon.loc[method].drop(method)
+        return pd.Series(holm(row.tolist()), index=row.index)
+
+    def smallest(self) -> float:
+        """What the corrected probability of a pair is at least, whatever the runs say: that of one method ahead on every task."""
+        pairs = len(self.wilcoxon) * (len(self.wilcoxon) - 1) // 2
+        return min(1.0, pairs * 2 / 2**self.tasks)
 
 
 def score(runs: pd.DataFrame, anchor: str) -> Scores:
@@ -87,20 +109,21 @@ def score_methods(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(cells: pd.DataFrame) -> Comparison:
-    """Friedman's test, and Wilcoxon's signed-rank test of every pair of methods with Holm's correction."""
+    """Friedman's test, and Wilcoxon's signed-rank test of every pair of methods."""
     from scipy.stats import friedmanchisquare, wilcoxon  # loads slowly
 
-    table = cells.pivot(index="task", columns="method", values="excess").dropna()  # [tasks, methods]
     methods = list(dict.fromkeys(cells["method"]))
-    corrected = pd.DataFrame(np.nan, index=methods, columns=methods)
+    table = cells.pivot(index="task", columns="method", values="excess")[methods]  # [tasks, methods]
+    pairs = pd.DataFrame(np.nan, index=methods, columns=methods)
     if len(table) < 2 or len(methods) < 2:
-        return Comparison(len(table), np.nan, corrected)
-    friedman = friedmanchisquare(*table[methods].T.to_numpy()).pvalue if len(methods) > 2 else np.nan
-    pairs = [(a, b) for i, a in enumerate(methods) for b in methods[:i]]
-    raw = []
-    for a, b in pairs:
-        difference = table[a] - table[b]
-        raw.append(wilcoxon(difference).pvalue if (difference != 0).any() else 1.0)
-    for (a, b), p in zip(pairs, holm(raw), strict=True):
-        corrected.loc[a, b] = corrected.loc[b, a] = p
-    return Comparison(len(table), float(friedman), corrected)
+        return Comparison(len(table), np.nan, pairs)
+    ranks = table.rank(axis=1, na_option="bottom")
+    friedman = friedmanchisquare(*ranks.T.to_numpy()).pvalue if len(methods) > 2 else np.nan
+    refused = 1 + 2 * table.abs().max(axis=None)  # further behind than any other
+    whole = table.fillna(refused)
+    for i, a in enumerate(methods):
+        for b in methods[:i]:
+            difference = whole[a] - whole[b]
+            p = wilcoxon(difference).pvalue if (difference != 0).any() else 1.0
+            pairs.loc[a, b] = pairs.loc[b, a] = p
+    return Comparison(len(table), float(friedman), pairs)

@@ -100,7 +100,7 @@ def read_frame(file: Path, as_text: bool = False) -> Any:
 
 def _json_lines(file: Path) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in read_bytes(file).decode("utf-8-sig").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in read_bytes(file).decode("utf-8-sig").split("\n") if line.strip()]
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:

@@ -91,9 +91,11 @@ def deploy(runs: pd.DataFrame, changes: list[str]) -> Deployed:
 
 @dataclass(frozen=True)
 class DeployTable:
-    """A table as it is shown: texts alone."""
+    """A table as it is shown: texts, and what the page filters by."""
 
     title: str
+    dataset: str
+    methods: list[str]  # of the rows, the best first
     headings: list[str]
     rows: list[list[str]]
     asked_title: str
@@ -129,7 +131,7 @@ def _tables(deployed: Deployed) -> list[DeployTable]:
         headings = ["Expert", "asked (%)", *(name.removeprefix("class ") for name in most)]
         which = f"of {len(most)} classes" if len(most) < len(classes) else "of each class"
         who = f"Whom {label(here['method'].iloc[0])} asks, in percent of all cases and {which}"
-        tables.append(DeployTable(title, HEADINGS, rows, who, headings, asked))
+        tables.append(DeployTable(title, dataset, list(group["method"]), HEADINGS, rows, who, headings, asked))
     return tables
 
 
