@@ -14,6 +14,7 @@ from l2d.bench.rounds import Ran, choose, never_ran
 from l2d.bench.scores import Comparison, compare, score
 from l2d.cli import main
 from l2d.errors import UserError
+from l2d.report.figures import save_figure
 
 # A method that always asks the first expert, as a user would add it.
 OWN_LOSS = """
@@ -207,8 +208,12 @@ def test_tables_and_figures_name_every_method_and_task(tmp_path):
     text = to_markdown(scores, protocol)
     assert all(task.replace("_", "\\_") in text or task in text for task in protocol.tasks)
     assert "OvA PiCCE" in text and "**1.50 ± 6.35**" in text  # t_{0.975, 1} * std / sqrt(2) = 12.706 * 0.5
-    figures = draw(scores, [])
-    assert set(figures) == {"critical_difference", "tasks"}
+    one_task = score(runs({"a": {"ce": [1.0], "balanced_ce+two_stage": [2.0]}}), "ce")
+    for some in (scores, one_task):
+        figures = draw(some, [])
+        assert set(figures) == {"critical_difference", "tasks"}
+        for name, figure in figures.items():
+            save_figure(figure, tmp_path / name)  # a warning about its layout would be an error
     assert "<b>1.50 ± 6.35</b>" in to_page(scores, protocol, {})
 
 

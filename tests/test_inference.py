@@ -9,6 +9,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -182,6 +183,8 @@ def test_files_images_arrays_and_a_folder_give_the_same(photos, tmp_path):
         torch.testing.assert_close(photos.beliefs(inputs), expected[2:3], rtol=0, atol=1e-6)
     for size in (1, 4, 100):
         torch.testing.assert_close(photos.beliefs(files, batch_size=size), expected, rtol=0, atol=1e-6)
+    one, whole = photos.predict(files[2]).to_pandas(), photos.predict(files).to_pandas()
+    pd.testing.assert_frame_equal(one, whole[2:3].reset_index(drop=True), rtol=0, atol=1e-6)
 
 
 def test_an_array_of_images_is_one_picture_each_in_either_layout(photos):

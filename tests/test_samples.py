@@ -84,6 +84,14 @@ def test_the_table_is_the_manifest_and_what_l2d_predict_says(run, cli):
     pd.testing.assert_frame_equal(table[SAID], new[SAID], check_dtype=False, rtol=1e-5)
 
 
+def test_how_many_rows_are_written_at_a_time_changes_nothing(run, cli, monkeypatch):
+    cli("evaluate", str(run), "--samples")
+    whole = pd.read_parquet(run / "predictions.parquet")
+    monkeypatch.setattr("l2d.inference.samples.ROWS", 1)
+    cli("evaluate", str(run), "--samples")
+    pd.testing.assert_frame_equal(pd.read_parquet(run / "predictions.parquet"), whole)
+
+
 def test_the_metrics_follow_from_the_table(run, cli):
     assert cli("evaluate", run, "--samples", "experts.costs=0.02")[0] == 0
     table, result = pd.read_parquet(run / "predictions.parquet"), json.loads((run / "evaluation.json").read_text())

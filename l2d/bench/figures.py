@@ -73,7 +73,7 @@ def heat_map(scores: Scores) -> Figure:
     ranks = scores.cells.pivot(index="method", columns="task", values="rank")
     tasks = list(dict.fromkeys(scores.cells["task"]))
     table, ranks = table.loc[order, tasks], ranks.loc[order, tasks]
-    figure = Figure(figsize=(1.6 + 0.62 * len(tasks), 1.5 + 0.26 * len(order)))
+    figure = Figure(figsize=(max(5.0, 1.6 + 0.62 * len(tasks)), 1.5 + 0.26 * len(order)))
     axes = figure.subplots()
     colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#e8ecf0")
     values = np.ma.masked_invalid(table.to_numpy(dtype=float))

@@ -79,16 +79,18 @@ def findings(scores: Scores, protocol: Protocol) -> list[str]:
 def describe(protocol: Protocol) -> str:
     """The protocol in a sentence."""
     trials, reported = protocol.num_runs()
+    tasks = "1 task" if len(protocol.tasks) == 1 else f"{len(protocol.tasks)} tasks"
     return (
-        f"l2d bench {protocol.size}, protocol {protocol.bench}: {len(protocol.tasks)} tasks, {len(protocol.methods)} methods; {trials} trials choose "
-        f"the settings of each on held-out data, {reported} runs with {len(protocol.seeds)} other seeds are reported."
+        f"l2d bench {protocol.size}, protocol {protocol.bench}: {tasks}, {len(protocol.methods)} methods; {trials} trials choose "
+        f"the settings of each on held-out data, {reported} runs with other seeds ({len(protocol.seeds)} each) are reported."
     )
 
 
 def to_text(scores: Scores, protocol: Protocol) -> str:
     """What the command prints at its end."""
     rows = [[row[1], row[0], *row[2:]] for row in [SUMMARY, *summary_rows(scores)]]
-    return "\n\n".join([describe(protocol), aligned(rows), "\n".join(findings(scores, protocol))]) + "\n"
+    said = "\n".join(findings(scores, protocol))
+    return "\n\n".join([describe(protocol), aligned(rows), *([said] if said else [])]) + "\n"
 
 
 def to_markdown(scores: Scores, protocol: Protocol) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +19,8 @@ def decided_columns(
 ) -> dict[str, list[Any]]:
     """What a decision by beliefs [N, K+J] says about each sample; `somebody` [N]: whether anybody can be asked."""
     assert deployment.class_names is not None
-    classes, experts = _names(deployment.class_names), _names(deployment.expert_names)
-    predicted = classes[decision.predicted].tolist()
+    classes = deployment.class_names
+    predicted = _named(classes, decision.predicted)
     gain, accuracy = decision.margin, pick(beliefs, len(classes) + decision.expert)  # [N], [N]
     there = somebody.tolist()
     return {
@@ -29,7 +28,7 @@ def decided_columns(
         "asked": decision.deferred.tolist(),
         "predicted": predicted,
         "probability": pick(beliefs, decision.predicted).tolist(),
-        "expert": _where(there, experts[decision.expert].tolist()),
+        "expert": _where(there, _named(deployment.expert_names, decision.expert)),
         "expert_accuracy": _where(there, accuracy.tolist()),
         "gain": _where(gain.isfinite().tolist(), gain.tolist()),  # -inf: not at any price
     }
@@ -82,17 +81,17 @@ def _columns(outcome: Outcome, rows: slice) -> dict[str, list[Any]]:
     """All columns but the id, of these rows."""
     class_names, experts = names_of(outcome)
     assert outcome.deployment is not None
-    classes = _names([*class_names, None])  # [K+1]; -1, no answer, is the last
+    classes = [*class_names, None]  # -1, no answer, is the last
     answers, beliefs, whole = outcome.answers[rows], outcome.beliefs[rows], outcome.decision  # [n, J], [n, K+J]
     decision = Decision(whole.predicted[rows], whole.expert[rows], whole.gain[rows], whole.asked[rows])
     somebody = (decision.gain > -torch.inf).any(dim=1)  # [n]
     believed = [*(f"probability_{name}" for name in class_names), *(f"accuracy_{name}" for name in experts)]
     return {
-        "label": classes[outcome.labels[rows]].tolist(),
-        "answer": classes[outcome.answer[rows].long()].tolist(),
+        "label": _named(classes, outcome.labels[rows]),
+        "answer": _named(classes, outcome.answer[rows]),
         "right": outcome.right[rows].tolist(),
         **decided_columns(decision, beliefs, outcome.deployment, somebody),
-        **{f"answer_{name}": classes[said.long()].tolist() for name, said in zip(experts, answers.T, strict=True)},
+        **{f"answer_{name}": _named(classes, said) for name, said in zip(experts, answers.T, strict=True)},
         **{name: column.tolist() for name, column in zip(believed, beliefs.T, strict=True)},
     }
 
@@ -107,8 +106,9 @@ def _who(decision: Decision, predicted: list[str], expert_names: list[str]) -> l
     return answered
 
 
-def _names(names: list[Any]) -> np.ndarray:
-    return np.array(names, dtype=object)
+def _named(names: Sequence[Any], numbers: Tensor) -> list[Any]:
+    """The names with these numbers [N]."""
+    return [names[number] for number in numbers.tolist()]
 
 
 def _where(kept: list[bool], values: list[Any]) -> list[Any]:
