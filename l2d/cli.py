@@ -179,21 +179,17 @@ def train_help() -> str:
 
     import yaml
 
-    from l2d.conf_files import config_dir, group_files
+    from l2d.conf_files import config_dir, default_options, group_files
 
-    text = Path(config_dir(), "train.yaml").read_text()
-    settings, groups = yaml.safe_load(text), group_files()
-    defaults = {
-        group: option for entry in settings["defaults"] if isinstance(entry, dict) for group, option in entry.items()
-    }
+    text, groups = Path(config_dir(), "train.yaml").read_text(), group_files()
     parts = [
         f"{group}: # {option}\n{indent(groups[group][option].read_text(), '  ')}"
-        for group, option in defaults.items()
+        for group, option in default_options().items()
         if group in groups and option
     ]
     own = text.partition("\n\n")[2].partition("\nhydra:")[0].strip()  # what follows the list of defaults
     choices = "".join(f"{group}: {', '.join(files)}\n" for group, files in groups.items())
-    template = str(settings["hydra"]["help"]["template"])
+    template = str(yaml.safe_load(text)["hydra"]["help"]["template"])
     return template.replace("$APP_CONFIG_GROUPS", choices).replace("$CONFIG", "".join(parts) + own)
 
 

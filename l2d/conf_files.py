@@ -20,3 +20,11 @@ def group_files(config_dirs: Folders = ()) -> dict[str, dict[str, Path]]:
             for file in sorted(folder.glob("*.yaml")):
                 groups.setdefault(folder.name, {}).setdefault(file.stem, file)
     return dict(sorted(groups.items()))
+
+
+def default_options() -> dict[str, str | None]:
+    """Group -> the option that train.yaml chooses."""
+    import yaml
+
+    entries = yaml.safe_load(Path(config_dir(), "train.yaml").read_text())["defaults"]
+    return {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}

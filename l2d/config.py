@@ -50,7 +50,7 @@ def bind(cfg: DictConfig, group: str, offered: dict[str, Any]) -> tuple[Callable
     settings = {key: value for key, value in plain(cfg[group]).items() if key not in FRAMEWORK_KEYS.get(group, ())}
     target = settings.pop("_target_", None)
     function = _import(group, target)
-    parameters = _parameters(f"{group}._target_={target}", function)
+    parameters = parameters_of(f"{group}._target_={target}", function)
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     neutral = NEUTRAL.get(group, {})
@@ -122,7 +122,7 @@ def locate(path: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-def _parameters(where: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(where: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a signature, by name; the keys of `**settings: Unpack[SomeTypedDict]` are parameters of their own."""
     try:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)
