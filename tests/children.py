@@ -13,9 +13,12 @@ _CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.job", "l2d.train", "torch._dyna
 
 def start(*arguments: str, output: str = "output.txt", limit: tuple | None = None, **environment: str):
     """Start it in the current folder; what it says goes to `output`, `limit` is a resource limit, as for setrlimit."""
-    child = _CONTEXT.Process(target=_run, args=(arguments, os.getcwd(), output, limit, {**os.environ, **environment}))
-    child.start()
-    return child
+    return _fork(_train, arguments, os.getcwd(), output, limit, {**os.environ, **environment})
+
+
+def start_l2d(arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str):
+    """Start `l2d ARGUMENTS` with this folder, environment, and files for what it prints."""
+    return _fork(_l2d, arguments, folder, environment, output, errors)
 
 
 def wait(child) -> int:
@@ -24,20 +27,40 @@ def wait(child) -> int:
     return child.exitcode
 
 
-def _run(arguments, folder, output, limit, environment) -> None:
+def _fork(function, *arguments):
+    child = _CONTEXT.Process(target=function, args=arguments)
+    child.start()
+    return child
+
+
+def _become(folder, environment, output, errors) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path, flags in ((1, output, os.O_TRUNC), (2, errors, 0)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags), number)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+
+
+def _train(arguments, folder, output, limit, environment) -> None:
     def command() -> None:
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        _become(folder, environment, output, output)
         if limit:
             resource.setrlimit(*limit)
         from l2d.cli import train
 
         sys.argv = ["l2d-train", *arguments]
         train()
+
+    run_and_exit(command)
+
+
+def _l2d(arguments, *place) -> None:
+    def command() -> None:
+        _become(*place)
+        from l2d.cli import main
+
+        sys.argv = ["l2d", *arguments]
+        main()
 
     run_and_exit(command)
