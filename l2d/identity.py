@@ -101,19 +101,19 @@ def reported_otherwise(cfg: DictConfig, result: dict[str, Any]) -> bool:
     return now["rule"] != before.get("rule") or (asks and now["evaluation"] != before.get("evaluation"))
 
 
-def choices(cfg: DictConfig) -> dict[str, Any]:
-    """The main choices of a config, by the names that tables and figures use."""
+def choices(cfg: DictConfig | dict[str, Any]) -> dict[str, Any]:
+    """The main choices of a config, or of one that was resolved to plain values, by the names that tables and figures use."""
     chosen = {
         "dataset": _label(cfg, "dataset"),
         "experts": _label(cfg, "experts"),
-        "num_experts": cfg.experts.get("num"),
+        "num_experts": cfg["experts"].get("num"),
         "backbone": _label(cfg, "backbone"),
         "loss": _label(cfg, "loss"),
-        "formulation": cfg.loss.get("formulation"),
-        "base": cfg.loss.get("base"),
+        "formulation": cfg["loss"].get("formulation"),
+        "base": cfg["loss"].get("base"),
         "system": _label(cfg, "system") if cfg.get("system") else "score",
         "optim": _label(cfg, "optim"),
-        "seed": cfg.seed,
+        "seed": cfg["seed"],
     }
     return {key: plain(value) for key, value in chosen.items()}
 
@@ -181,7 +181,7 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _label(cfg: DictConfig, group: str) -> str:
+def _label(cfg: DictConfig | dict[str, Any], group: str) -> str:
     return str(cfg[group].get("name") or str(cfg[group].get("_target_")).rpartition(".")[2])
 
 

@@ -1,7 +1,7 @@
 """Run folders -> a tidy frame with a row per run. Reads result.json, config.yaml and metrics.csv, nothing else."""
 
+import csv
 import hashlib
-import io
 import json
 import math
 from pathlib import Path
@@ -66,9 +66,9 @@ def load_runs(*folders: str | Path) -> pd.DataFrame:
 def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
     """Every epoch of every run (metrics.csv), with the columns of its cell."""
     keys = [*CELL, "seed", "folder"]
-    read = [(run, _epochs(Path(run.folder))) for run in runs[keys].itertuples(index=False)]
-    curves = [rows.assign(**run._asdict()) for run, rows in read if len(rows)]
-    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=keys)
+    cells = runs[keys].to_dict("records")
+    rows = [{**row, **cell} for cell in cells for row in _epochs(Path(cell["folder"]))]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=keys)
 
 
 def _run_folders(folders: tuple[str | Path, ...]) -> list[Path]:
@@ -87,7 +87,7 @@ def _read(path: Path) -> Run | None:
     try:
         str(path).encode()  # a table cannot hold a name that is not UTF-8
         config = _visible(yaml.load(config_text(path), Loader=YAML_LOADER))
-        chosen = choices(OmegaConf.create(config))
+        chosen = choices(config)
         file = path / "result.json"
         result = _visible(checked_result(path) or {"status": "partial"})
         if result.get("schema_version", 1) > NEWEST_SCHEMA:
@@ -122,7 +122,7 @@ def _row(path: Path, result: dict[str, Any], config: dict[str, Any], chosen: dic
         "seed": read_whole(result.get("seed", chosen.get("seed", 0)), "seed"),
         "status": str(result["status"]),
         **{f"bayes_{k}": read_number(v, f"bayes.{k}") for k, v in (result.get("bayes") or {}).items()},
-        "epoch": int(epochs["epoch"].iloc[-1]) if len(epochs) else 0,
+        "epoch": int(epochs[-1]["epoch"]) if epochs else 0,
         "epochs": read_number(config["trainer"].get("epochs"), "trainer.epochs"),
         "regret": _regret(result),
         "seconds": read_number(result.get("seconds"), "seconds"),
@@ -155,16 +155,24 @@ def _fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings(OmegaConf.create(config)), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _epochs(path: Path) -> pd.DataFrame:
-    """metrics.csv as numbers; without rows where it is absent, empty or cut off, without numbers that are out of range."""
+def _epochs(path: Path) -> list[dict[str, float]]:
+    """The rows of metrics.csv as numbers, NaN where a cell is none or out of range; none where the file is absent, empty or cut off."""
     try:
-        rows = pd.read_csv(io.StringIO("\n".join(epoch_lines(path)))).apply(pd.to_numeric, errors="coerce")
-    except (OSError, ValueError):
-        return pd.DataFrame({"epoch": []})
-    if "epoch" not in rows:
-        return pd.DataFrame({"epoch": []})
-    rows = rows.where(rows.abs() <= LARGEST)
-    return rows[rows["epoch"].between(0, MAX_EPOCH)]
+        header, *lines = csv.reader(epoch_lines(path), strict=True)
+    except (OSError, ValueError, csv.Error):
+        return []
+    if "epoch" not in header or any(len(line) > len(header) for line in lines):
+        return []
+    rows = [dict(zip(header, map(_number, line), strict=False)) for line in lines if line]
+    return [row for row in rows if 0 <= row.get("epoch", math.nan) <= MAX_EPOCH]
+
+
+def _number(cell: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        return math.nan
+    return value if abs(value) <= LARGEST else math.nan
 
 
 def _visible(tree: Any) -> Any:

@@ -4,8 +4,6 @@ import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from l2d.identity import choices, method_parts
 from l2d.tracking.read import epoch_lines
 
@@ -17,7 +15,7 @@ class Table(NamedTuple):
 
 def described(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """The main choices of a run, its `method` (loss and system), and the `cell` that it shares with other seeds."""
-    chosen = choices(OmegaConf.create(config))
+    chosen = choices(config)
     cell = f"{chosen['dataset']}/{name.partition('-seed')[0]}"
     return {**chosen, "method": " ".join(method_parts(chosen)), "cell": cell}
 
