@@ -78,7 +78,9 @@ def measure(repeats: int) -> Iterator[Row]:
             yield Row(f"l2d {name} of {MANY:,} runs", [seconds for seconds, _ in many], target, unit=" s")
             growth = [b[0] / a[0] for a, b in zip(few, many, strict=True)]
             yield Row(f"l2d {name} of {MANY:,} runs / of {FEW}", growth, f"<= {MANY / FEW:g}")
-            yield Row(f"l2d {name} of {MANY:,} runs, peak memory", [memory for _, memory in many], "<= 1000", unit=" MB")
+            yield Row(
+                f"l2d {name} of {MANY:,} runs, peak memory", [memory for _, memory in many], "<= 1000", unit=" MB"
+            )
         page = (out / "index.html").stat().st_size / 1e6
         yield Row(f"page of {MANY:,} runs", [page], "<= 10", unit=" MB")
 
