@@ -1,9 +1,11 @@
-"""l2d-train in processes of its own, forked from a server that has imported everything and computed nothing."""
+"""l2d-train and scripts in processes of their own, forked from a server that has imported everything and computed nothing."""
 
 import multiprocessing
 import os
 import resource
+import runpy
 import sys
+from pathlib import Path
 
 from child import run_and_exit
 
@@ -12,10 +14,13 @@ _CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.job", "l2d.train", "torch._dyna
 
 
 def start(*arguments: str, output: str = "output.txt", limit: tuple | None = None, **environment: str):
-    """Start it in the current folder; what it says goes to `output`, `limit` is a resource limit, as for setrlimit."""
-    child = _CONTEXT.Process(target=_run, args=(arguments, os.getcwd(), output, limit, {**os.environ, **environment}))
-    child.start()
-    return child
+    """Start l2d-train in the current folder; what it says goes to `output`, `limit` is a resource limit, as for setrlimit."""
+    return _start(_train, arguments, output, limit, environment)
+
+
+def start_script(script: Path, *arguments: str):
+    """Start `python SCRIPT ...` in the current folder; what it says goes to output.txt."""
+    return _start(_script, (str(script), *arguments), "output.txt", None, {})
 
 
 def wait(child) -> int:
@@ -24,7 +29,27 @@ def wait(child) -> int:
     return child.exitcode
 
 
-def _run(arguments, folder, output, limit, environment) -> None:
+def _start(entry, arguments, output, limit, environment):
+    surroundings = (os.getcwd(), output, limit, {**os.environ, **environment})
+    child = _CONTEXT.Process(target=_run, args=(entry, arguments, *surroundings))
+    child.start()
+    return child
+
+
+def _train(arguments) -> None:
+    from l2d.cli import train
+
+    sys.argv = ["l2d-train", *arguments]
+    train()
+
+
+def _script(arguments) -> None:
+    sys.argv = list(arguments)
+    sys.path.insert(0, os.path.dirname(arguments[0]))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _run(entry, arguments, folder, output, limit, environment) -> None:
     def command() -> None:
         os.chdir(folder)
         os.environ.clear()
@@ -35,9 +60,6 @@ def _run(arguments, folder, output, limit, environment) -> None:
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         if limit:
             resource.setrlimit(*limit)
-        from l2d.cli import train
-
-        sys.argv = ["l2d-train", *arguments]
-        train()
+        entry(arguments)
 
     run_and_exit(command)
