@@ -19,11 +19,10 @@ from l2d.compose import compose
 from l2d.train import run, run_folder
 
 CLASSES = ["cat", "dog", "fox", "owl", "wolf"]
-TINTS = np.array(
-    [[96, 60, 40], [60, 60, 60], [90, 60, 40], [40, 60, 96], [60, 66, 60]]
-)  # [K, 3] mean red, green and blue
-SKILLS = {"ada": [0.5, 0.95, 0.5, 0.5, 0.95], "bob": [0.95, 0.5, 0.95, 0.5, 0.5], "eve": [0.4] * 5}  # right, by class
-ANSWERED = {"ada": 0.9, "bob": 0.8, "eve": 0.7}  # share of the images that each one saw
+# For each class its mean red, green and blue, [K, 3], and how often each annotator is right; then the share of images that each saw.
+TINTS = np.array([[96, 60, 40], [60, 60, 60], [90, 60, 40], [40, 60, 96], [60, 66, 60]])
+SKILLS = {"ada": [0.5, 0.95, 0.5, 0.5, 0.95], "bob": [0.95, 0.5, 0.95, 0.5, 0.5], "eve": [0.4, 0.4, 0.4, 0.4, 0.4]}
+SAW = {"ada": 0.9, "bob": 0.8, "eve": 0.7}
 
 
 def write_images(root: Path, count: int = 600, seed: int = 0) -> pd.DataFrame:
@@ -39,7 +38,7 @@ def write_images(root: Path, count: int = 600, seed: int = 0) -> pd.DataFrame:
         for name, skill in SKILLS.items():
             wrong = (label + rng.integers(1, len(CLASSES))) % len(CLASSES)
             said = CLASSES[label if rng.random() < skill[label] else wrong]
-            row[name] = said if rng.random() < ANSWERED[name] else ""  # an empty cell: not seen
+            row[name] = said if rng.random() < SAW[name] else ""  # an empty cell: not seen
         rows.append(row)
     manifest = pd.DataFrame(rows)
     manifest.to_csv(root / "labels.csv", index=False)

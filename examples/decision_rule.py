@@ -40,25 +40,17 @@ def main() -> None:
     out = parser.parse_args().folder.resolve()
 
     # A run as any other: l2d train loss=decoupled experts.num=4 ...
-    cfg = compose(
-        ["loss=decoupled", "experts.num=4", "dataset.num_train=4000", "dataset.num_test=2000", "verbose=false"]
-    )
+    cfg = compose(["loss=decoupled", "experts.num=4", "dataset.num_train=4000", "dataset.num_test=2000"])
+    cfg.verbose = False
     cfg.output_dir = str(out / "runs")
     before = run(cfg)
 
-    # The same run under the rule, in about a second: from the scores that it kept, without its model and its data. The command is
-    # started in the folder of this file, so that it finds the function; --samples also writes what was done with each sample.
-    words = [
-        "evaluate",
-        str(run_folder(cfg)),
-        "--config-dir",
-        "conf",
-        "rule=sign_off",
-        f"rule.classes=[{','.join(SIGNED)}]",
-        "--samples",
-    ]
+    # The same run under the rule, from the scores that it kept: neither its model nor its data are read. The command is started in
+    # the folder of this file, so that it finds the function; --samples also writes what was done with each sample.
+    rule = ["--config-dir", "conf", "rule=sign_off", f"rule.classes=[{','.join(SIGNED)}]"]
+    words = ["evaluate", str(run_folder(cfg)), *rule, "--samples", f"out={out}/sign_off.json"]
     print(f"\n$ {shlex.join(['l2d', *words])}", flush=True)
-    subprocess.run([sys.executable, "-m", "l2d", *words, f"out={out}/sign_off.json"], cwd=HERE, check=True)
+    subprocess.run([sys.executable, "-m", "l2d", *words], cwd=HERE, check=True)
 
     result = json.loads((out / "sign_off.json").read_text())
     metrics = pd.DataFrame({"best": before, "sign_off": result["metrics"]}).T
@@ -66,8 +58,9 @@ def main() -> None:
     table = out / result["samples"]
     samples = pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
     signed = samples[samples["predicted"].isin(SIGNED)]
+    alone, now = (signed["gain"] <= 0).sum(), (~signed["asked"]).sum()
     print(
-        f"\n{', '.join(SIGNED)}: of {len(signed)} answers the system gave {(signed['gain'] <= 0).sum()} alone; now {(~signed['asked']).sum()}."
+        f"\nIt would say {' or '.join(SIGNED)} in {len(signed)} cases, in {alone} of them without asking; under the rule in {now}."
     )
 
 

@@ -2,8 +2,8 @@
 
     python examples/decisions.py [FOLDER]
 
-Tickets of a help desk go to one of four teams. Ann and Ben can be asked about a ticket. In the second month of use Ben is new on
-the job and errs more often, which `l2d monitor` shows.
+Tickets of a help desk go to one of four teams. Ann and Ben can be asked about a ticket. In the second month of use Ben has
+too much to do and errs more often, which `l2d monitor` shows.
 """
 
 import argparse
@@ -57,11 +57,8 @@ def main() -> None:
         "dataset=features", "experts.num=null", "loss=decoupled", "backbone.hidden=32", "optim.lr=3e-3", "trainer.epochs=15",
         "trainer.batch_size=64", "verbose=false",
     ])  # fmt: skip
-    cfg.dataset.path, cfg.dataset.cache, cfg.output_dir = (
-        str(out / "tickets.csv"),
-        str(out / "cache"),
-        str(out / "runs"),
-    )
+    cfg.dataset.path, cfg.dataset.cache = str(out / "tickets.csv"), str(out / "cache")
+    cfg.output_dir = str(out / "runs")
     run(cfg)
 
     # Use: the folder of the run is all that is needed. The new tickets have neither a label nor answers.
@@ -74,9 +71,8 @@ def main() -> None:
 
     # One file that needs no l2d: python examples/serve.py FOLDER/model.onnx answers over HTTP with it.
     model = "model.onnx" if find_spec("onnxruntime") else "model.pt2"  # ONNX is an extra: pip install 'l2d[onnx]'
-    command(
-        "export", str(run_folder(cfg)), "experts.costs=0.1", "--out", str(out / model), "--check", str(out / "new.csv")
-    )
+    where = ["--out", str(out / model), "--check", str(out / "new.csv")]
+    command("export", str(run_folder(cfg)), "experts.costs=0.1", *where)
 
     # Watch: who was asked has answered, and the truth is known by now.
     said = new.join(decisions[["decision", "asked"]])

@@ -44,11 +44,8 @@ def results(out: Path, *settings: str) -> dict:
         "dataset=features", "experts.num=null", "loss=decoupled", "backbone.hidden=32", "optim.lr=3e-3", "trainer.epochs=20",
         "trainer.batch_size=64", "held_out=0.2", *settings,
     ])  # fmt: skip
-    cfg.dataset.path, cfg.dataset.cache, cfg.output_dir = (
-        str(out / "patients.npz"),
-        str(out / "cache"),
-        str(out / "runs"),
-    )
+    cfg.dataset.path, cfg.dataset.cache = str(out / "patients.npz"), str(out / "cache")
+    cfg.output_dir = str(out / "runs")
     with redirect_stdout(io.StringIO()):  # the table at the end says it all
         return run(cfg)
 
@@ -61,22 +58,19 @@ def main() -> None:
     write_patients(out / "patients.npz")
 
     price = f"experts.costs={COSTS}"
+    budget = ["rule=budget", price]  # fitted on what the run held out
     rows = {
         "questions are free": results(out),
         "at half the price": results(out, f"experts.costs={[cost / 2 for cost in COSTS]}"),
         "at their price": results(out, price),
         "at twice the price": results(out, f"experts.costs={[cost * 2 for cost in COSTS]}"),
-        "at their price, about 5% at most": results(
-            out, price, "rule=budget", "rule.defer_at_most=5"
-        ),  # fitted on held_out
-        "at their price, about 10% at most": results(out, price, "rule=budget", "rule.defer_at_most=10"),
+        "at their price, about 5% at most": results(out, *budget, "rule.defer_at_most=5"),
+        "at their price, about 10% at most": results(out, *budget, "rule.defer_at_most=10"),
         "at their price, without the professor": results(out, price, "rule.available=[nurse,doctor]"),
     }
     table = pd.DataFrame({name: metrics["deferred_to"] for name, metrics in rows.items()}, index=NAMES).T
     table.insert(0, "errors", [metrics["system_error"] for metrics in rows.values()])
-    table.insert(
-        1, "cost", [metrics["system_cost"] for metrics in rows.values()]
-    )  # errors and what was paid for questions
+    table.insert(1, "cost", [metrics["system_cost"] for metrics in rows.values()])
     print("Per 100 patients: errors, what errors and questions cost together, and how often each one is asked")
     print(table.astype(float).round(2).to_string(na_rep="-"))
     table.to_csv(out / "costs.csv")

@@ -38,9 +38,8 @@ def main() -> None:
 
     # balanced_ova minus ova over the same seeds, with 95% intervals.
     paired = l2d.paired_differences(runs, baseline="ova")
-    shown = paired.loc[
-        paired["metric"] == "system_error", ["method", "baseline", "num_experts", "n", "difference", "low", "high"]
-    ]
+    columns = ["method", "baseline", "num_experts", "n", "difference", "low", "high"]
+    shown = paired.loc[paired["metric"] == "system_error", columns]
     print("\nSystem error, method minus baseline:\n", shown.round(2).to_string(index=False), sep="")
 
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
