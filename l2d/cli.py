@@ -143,7 +143,9 @@ def train(arguments: list[str] | None = None) -> None:
 
 def together() -> AbstractContextManager[Any]:
     """Around a command that several processes run together (torchrun, srun): from its start on each notices the end of another."""
-    if os.environ.keys().isdisjoint(("RANK", "SLURM_PROCID")):
+    from l2d.job import one_of_several
+
+    if not one_of_several():
         return nullcontext()
     from l2d.place import Ranks
 

@@ -1,6 +1,7 @@
 """Hydra around run(cfg), and errors as sentences. torch is imported only once a run starts."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from l2d.conf_files import config_dir
-from l2d.errors import UserError, errors_as_sentences, sentence
+from l2d.errors import UserError, errors_as_sentences, sentence, show
 from l2d.identity import register_resolvers
 from l2d.sweep import plan, plan_line
-from l2d.tracking.run_folder import InUse, remove_if_empty
+from l2d.tracking.read import read_result
+from l2d.tracking.run_folder import InUse, finished_line, remove_if_empty
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
@@ -61,14 +63,24 @@ def _run(cfg: DictConfig) -> dict[str, Any]:
     register_resolvers()  # again, in the workers of a parallel launcher
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
+        action, why = plan(folder, cfg)
         if cfg.get("plan") is True:  # other values are validated by the run
-            print(plan_line(folder, *plan(folder, cfg)))
+            print(plan_line(folder, action, why))
             return {}
+        if action == "skip" and not one_of_several() and (result := read_result(folder)):
+            show(finished_line(folder, why))  # at once: torch is not imported
+            metrics: dict[str, Any] = result["metrics"]
+            return metrics
         from l2d.train import run
 
         return run(cfg)
     finally:
         _remove_if_rejected(folder)
+
+
+def one_of_several() -> bool:
+    """Whether torchrun or srun started this process, perhaps with others."""
+    return not os.environ.keys().isdisjoint(("RANK", "SLURM_PROCID"))
 
 
 def _remove_if_rejected(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""l2d-train and scripts in processes of their own, forked from a server that has imported everything and computed nothing."""
+"""l2d-train, l2d and scripts in processes of their own, forked from a server that has imported everything and computed nothing."""
 
 import multiprocessing
 import os
@@ -14,13 +14,18 @@ _CONTEXT.set_forkserver_preload(["l2d.cli", "l2d.job", "l2d.train", "torch._dyna
 
 
 def start(*arguments: str, output: str = "output.txt", limit: tuple | None = None, **environment: str):
-    """Start l2d-train in the current folder; what it says goes to `output`, `limit` is a resource limit, as for setrlimit."""
-    return _start(_train, arguments, output, limit, environment)
+    """Start it in the current folder; what it says goes to `output`, `limit` is a resource limit, as for setrlimit."""
+    return _fork(_train, arguments, os.getcwd(), output, limit, {**os.environ, **environment})
+
+
+def start_l2d(arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str):
+    """Start `l2d ARGUMENTS` with this folder, environment, and files for what it prints."""
+    return _fork(_l2d, arguments, folder, environment, output, errors)
 
 
 def start_script(script: Path, *arguments: str):
-    """Start `python SCRIPT ...` in the current folder; what it says goes to output.txt."""
-    return _start(_script, (str(script), *arguments), "output.txt", None, {})
+    """Start `python SCRIPT ARGUMENTS` in the current folder; what it says goes to output.txt."""
+    return _fork(_script, [str(script), *arguments], os.getcwd(), {**os.environ}, "output.txt", "output.txt")
 
 
 def wait(child) -> int:
@@ -29,37 +34,50 @@ def wait(child) -> int:
     return child.exitcode
 
 
-def _start(entry, arguments, output, limit, environment):
-    surroundings = (os.getcwd(), output, limit, {**os.environ, **environment})
-    child = _CONTEXT.Process(target=_run, args=(entry, arguments, *surroundings))
+def _fork(function, *arguments):
+    child = _CONTEXT.Process(target=function, args=arguments)
     child.start()
     return child
 
 
-def _train(arguments) -> None:
-    from l2d.cli import train
-
-    sys.argv = ["l2d-train", *arguments]
-    train()
-
-
-def _script(arguments) -> None:
-    sys.argv = list(arguments)
-    sys.path.insert(0, os.path.dirname(arguments[0]))
-    runpy.run_path(arguments[0], run_name="__main__")
+def _become(folder, environment, output, errors) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path, flags in ((1, output, os.O_TRUNC), (2, errors, 0)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags), number)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
 
 
-def _run(entry, arguments, folder, output, limit, environment) -> None:
+def _train(arguments, folder, output, limit, environment) -> None:
     def command() -> None:
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        _become(folder, environment, output, output)
         if limit:
             resource.setrlimit(*limit)
-        entry(arguments)
+        from l2d.cli import train
+
+        sys.argv = ["l2d-train", *arguments]
+        train()
+
+    run_and_exit(command)
+
+
+def _l2d(arguments, *place) -> None:
+    def command() -> None:
+        _become(*place)
+        from l2d.cli import main
+
+        sys.argv = ["l2d", *arguments]
+        main()
+
+    run_and_exit(command)
+
+
+def _script(words, *place) -> None:
+    def command() -> None:
+        _become(*place)
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
 
     run_and_exit(command)

@@ -352,15 +352,6 @@ def test_the_notice_of_a_loss_is_shown_once(check):
     assert code == 0 and err.count("loss.cost=0") == 1
 
 
-def test_the_example_of_the_readme_is_judged(check):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    code, config = (readme.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "yaml"))
-    Path("my_losses.py").write_text(code)
-    Path("mine/loss/two_ce.yaml").write_text(config)
-    code, out, err = check("--config-dir", "mine", "loss=two_ce", "--joints", "7")
-    assert code == 0 and out.splitlines()[-1].startswith("two_ce: "), err
-
-
 def test_all_names_every_loss_of_the_configuration(monkeypatch, check):
     named = []
     monkeypatch.setattr("l2d.check.check", lambda losses, *rest: named.extend(losses))

@@ -262,16 +262,23 @@ def test_run_is_importable(tmp_path):
     assert len(list(tmp_path.glob("synthetic/*/result.json"))) == 1
 
 
-HEAVY = {"torch", "hydra", "omegaconf", "pandas", "matplotlib", "pydantic"}
+HEAVY = frozenset({"torch", "hydra", "omegaconf", "pandas", "matplotlib", "pydantic"})
 
 
-def said_and_loaded_no_more(*arguments: str) -> str:
+def said_and_loaded_no_more(*arguments: str, heavy: frozenset[str] = HEAVY) -> str:
     """What `l2d ...` prints in a process of its own, which must not import a heavy package."""
     code = f"import sys; from l2d.cli import main; main({list(arguments)!r}); print('loaded', *sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     said, _, loaded = out.rpartition("loaded ")
-    assert not HEAVY & set(loaded.split())
+    assert not heavy & set(loaded.split())
     return said
+
+
+def test_a_finished_run_is_recognised_without_torch(cli):
+    cli(*TINY)
+    assert "finished before" in said_and_loaded_no_more(
+        "train", *TINY, heavy=HEAVY - {"hydra", "omegaconf", "pydantic"}
+    )
 
 
 def test_help_shows_the_choices_and_the_defaults_as_hydra_composes_them(composed):

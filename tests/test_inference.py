@@ -1,6 +1,5 @@
 """l2d.load: a finished run on new inputs says and decides what its evaluation did on the same ones, whatever they come as."""
 
-import doctest
 import json
 import shutil
 import subprocess
@@ -31,8 +30,6 @@ from l2d.task import load_task
 from l2d.tensors import pack, unpack
 from l2d.tracking.trained import changed, find_run
 from l2d.training.loop import forward
-
-DOCS = Path(__file__).parents[1] / "docs" / "use.md"
 
 
 @pytest.fixture
@@ -471,18 +468,6 @@ def test_weights_and_inputs_are_on_the_device_of_the_system(features_run):
     assert outputs.device.type == "meta" and outputs.shape == (4, 4)
     with pytest.raises(UserError, match="gpu9"):
         system.to("gpu9")
-
-
-def test_the_examples_of_the_documentation(photo_run, tmp_path, monkeypatch, capfd):
-    """docs/use.md as a doctest, beside a run and a folder of its photos."""
-    run = photo_run("loss=ova")
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(run, "run")
-    Path("photos").mkdir()
-    for file in photo_files(run):
-        shutil.copy(file, "photos")
-    failed, tried = doctest.testfile(str(DOCS), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert tried > 5 and not failed, capfd.readouterr().out
 
 
 def test_the_weights_of_a_run_say_how_its_inputs_were_stored(photo_run):

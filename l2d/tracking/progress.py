@@ -14,7 +14,7 @@ from l2d.errors import visible
 from l2d.evaluation import REFERENCE
 from l2d.identity import method_parts
 from l2d.tracking.read import HEADLINE
-from l2d.tracking.run_folder import duration, headline, sweep_progress
+from l2d.tracking.run_folder import duration, finished_line, headline, sweep_progress
 
 # label -> metric; printed beside the accuracy of the system
 COMPARED_WITH = {"classifier alone": "classifier_accuracy"}
@@ -99,7 +99,7 @@ class ProgressReporter:
         return f"  {duration((time.monotonic() - since) / (epoch - first) * (self.epochs - epoch))} left"
 
     def finished_before(self, folder: Path, result: dict[str, Any]) -> None:
-        self.print(f"finished before (force=true runs it again)  {folder}  {headline(result['metrics'])}")
+        self.print(finished_line(folder, headline(result["metrics"])))
 
     def final(self, folder: Path, result: dict[str, Any]) -> None:
         """Print the final metrics beside what they are compared with; inside a sweep one line."""

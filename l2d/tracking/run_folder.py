@@ -291,6 +291,11 @@ def headline(metrics: dict[str, Any]) -> str:
     return "  ".join(f"{key} {metrics[key]:.2f}" for key in HEADLINE)
 
 
+def finished_line(folder: Path, headline: str) -> str:
+    """What is printed about a run that is not repeated."""
+    return f"finished before (force=true runs it again)  {folder}  {headline}"
+
+
 def sweep_progress() -> str:
     """'[3 of 60, 12 min left]' inside a sweep, '' outside one; the time left follows from the cells finished since its start."""
     found = sweep_manifest()
