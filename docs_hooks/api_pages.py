@@ -13,7 +13,7 @@ FOLDER = "reference/api"
 # Modules without `__all__` from which users and the README import, and what they import.
 MODULES = {
     "l2d.compose": ["compose"],
-    "l2d.train": ["run"],
+    "l2d.train": ["run", "run_folder"],
     "l2d.task": ["Task", "load_task"],
     "l2d.tracking.trackers": ["Tracker"],
     "l2d.evaluation.kept": ["read_kept"],

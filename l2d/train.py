@@ -102,7 +102,7 @@ def report_again(cfg: DictConfig, folder: RunFolder, result: dict[str, Any]) -> 
 
 
 def run_folder(cfg: DictConfig) -> Path:
-    """Where Hydra put the run; the same place where there is no Hydra application around."""
+    """The folder of the run that `cfg` describes: where Hydra put it, or the same place where there is no Hydra application around."""
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         return Path(HydraConfig.get().runtime.output_dir)
     return Path(cfg.output_dir, run_name(cfg))

@@ -1,9 +1,11 @@
-"""l2d-train in processes of its own, forked from a server that has imported everything and computed nothing."""
+"""l2d-train, l2d and scripts in processes of their own, forked from a server that has imported everything and computed nothing."""
 
 import multiprocessing
 import os
 import resource
+import runpy
 import sys
+from pathlib import Path
 
 from child import run_and_exit
 
@@ -19,6 +21,11 @@ def start(*arguments: str, output: str = "output.txt", limit: tuple | None = Non
 def start_l2d(arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str):
     """Start `l2d ARGUMENTS` with this folder, environment, and files for what it prints."""
     return _fork(_l2d, arguments, folder, environment, output, errors)
+
+
+def start_script(script: Path, *arguments: str):
+    """Start `python SCRIPT ARGUMENTS` in the current folder; what it says goes to output.txt."""
+    return _fork(_script, [str(script), *arguments], os.getcwd(), {**os.environ}, "output.txt", "output.txt")
 
 
 def wait(child) -> int:
@@ -62,5 +69,15 @@ def _l2d(arguments, *place) -> None:
 
         sys.argv = ["l2d", *arguments]
         main()
+
+    run_and_exit(command)
+
+
+def _script(words, *place) -> None:
+    def command() -> None:
+        _become(*place)
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
 
     run_and_exit(command)

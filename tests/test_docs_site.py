@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -36,7 +37,7 @@ LOADING = {
 }
 PHONE = 390  # pixels
 ON_A_PHONE = [
-    "index.html", "overview.html", "decisions.html", "theory.html", "benchmark.html", "files.html", "architecture.html",
+    "index.html", "overview.html", "examples.html", "tour.html", "decisions.html", "theory.html", "benchmark.html", "files.html", "architecture.html",
     "reference/settings/index.html", "reference/settings/experts.html", "reference/settings/experiment.html",
     "reference/api/index.html", "reference/api/l2d.losses.html", "reference/commands.html",
 ]  # fmt: skip
@@ -205,7 +206,24 @@ def test_every_page_of_docs_is_in_the_navigation(pages):
     start = set(pages["index.html"].links)
     written = {f"{file.stem}.html" for file in (ROOT / "docs").glob("*.md")}
     assert written - start <= {"index.html"}
-    assert {"overview.html", "contributing.html"} <= start
+    assert {"overview.html", "contributing.html", "examples.html", "tour.html"} <= start
+
+
+@pytest.mark.slow
+def test_the_notebook_is_a_page_with_its_code_and_figures(pages, site):
+    cells = json.loads((ROOT / "examples" / "tour.ipynb").read_text())["cells"]
+    page = pages["tour.html"]
+    code = "\n".join(code for section in page.sections.values() for code in section.code)
+    assert all("".join(cell["source"]) in code for cell in cells if cell["cell_type"] == "code")
+    images = [
+        output["data"]["image/png"]
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output["data"]
+    ]
+    assert [(site / load).read_bytes() for load in page.loads if "tour-" in load] == [
+        b64decode(image) for image in images
+    ]
 
 
 @pytest.mark.slow

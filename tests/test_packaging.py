@@ -113,7 +113,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     """The sdist of this checkout, and the wheel that is built from it."""
     source = folder / "a checkout"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("l2d", "conf", "hydra_plugins", "scripts", "tests"):
+    for name in ("l2d", "conf", "hydra_plugins", "examples", "scripts", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=skip)
     top = "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md constraints.txt"
     for name in top.split():
@@ -137,7 +137,7 @@ def test_the_sdist_makes_a_wheel_that_has_everything_and_works_from_any_folder(t
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     more = {"LICENSE", "CHANGELOG.md", "constraints.txt", "scripts/test", "tests/conftest.py"}
-    assert files("l2d") | files("hydra_plugins") | files("conf") | more <= held
+    assert files("l2d") | files("hydra_plugins") | files("conf") | files("examples") | more <= held
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
