@@ -4,7 +4,7 @@
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -87,32 +87,30 @@ def ratio(name: str, target: str, ours: Callable, theirs: Callable, repeats: int
     return Row(name, [b / a if slower else a / b for a, b in pairs], target, note)
 
 
-def measure(repeats: int) -> list[Row]:
+def catalogue() -> dict[str, Callable]:
+    """Every loss that `loss=NAME` chooses."""
+    names = sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"})
+    configs = {name: compose([f"loss={name}", "experts.costs=0.1"]) for name in names}
+    return {name: build(cfg, "loss", num_classes=K, num_experts=20, complete=True) for name, cfg in configs.items()}
+
+
+def measure(repeats: int) -> Iterator[Row]:
     warnings.filterwarnings("ignore", module="torch._inductor")  # advice about the machine, not about the loss
-    rows: list[Row] = []
-    at_20, at_1000 = batch(20), batch(1000)
+    at_20, at_1000, most = batch(20), batch(1000), f"<= {(K + 1000) / (K + 20):.2f}"
     plain = stepping(cross_entropy, *at_20)
     compiled_plain = stepping(torch.compile(cross_entropy, fullgraph=True), *at_20)
+    for name, loss in catalogue().items():
+        ours, compiled = stepping(loss, *at_20), stepping(torch.compile(loss, fullgraph=True), *at_20)
+        yield ratio(f"{name}, J=20 / cross_entropy", "<= 4.0", ours, plain, 3 * repeats)
+        yield ratio(f"{name}, J=20 / cross_entropy, both compiled", "<= 2.0", compiled, compiled_plain, 3 * repeats)
+        yield ratio(f"{name}, J=1000 / J=20", most, stepping(loss, *at_1000), ours, repeats)
     for formulation, base in LOSSES:
         loss = DeferralLoss(formulation, base, K, complete=True)
-        looped = {terms: loop(formulation, base, terms) for terms in (by_definition, shared)}
-        for other in looped.values():
-            torch.testing.assert_close(loss(*at_20), other(*at_20))  # all compute the same
-        name, ours, most = f"{formulation} {base}", stepping(loss, *at_20), f"<= {(K + 1000) / (K + 20):.2f}"
-        compiled = stepping(torch.compile(loss, fullgraph=True), *at_20)
-        rows += [
-            ratio(f"{name}, J=20 / cross_entropy", "<= 4.0", ours, plain, 3 * repeats),
-            ratio(f"{name}, J=20 / cross_entropy, both compiled", "<= 2.0", compiled, compiled_plain, 3 * repeats),
-            ratio(f"{name}, J=20, compiled / cross_entropy, not", "", compiled, plain, repeats),
-            ratio(f"{name}, J=1000 / J=20", most, stepping(loss, *at_1000), ours, repeats),
-        ]
+        name, ours = f"{formulation} {base}", stepping(loss, *at_20)
         for terms, words in ((by_definition, "loop over experts"), (shared, "loop over experts, shared parts once")):
-            other = stepping(looped[terms], *at_20)
-            rows.append(ratio(f"{words} / {name}, J=20", ">= 5", ours, other, 3 * repeats, slower=True))
-    for name in sorted({path.stem for path in Path(config_dir(), "loss").glob("*.yaml")} - {"none"}):
-        loss = build(compose([f"loss={name}", "experts.costs=0.1"]), "loss", num_classes=K, complete=True)
-        rows.append(ratio(f"loss={name}, J=20 / cross_entropy", "", stepping(loss, *at_20), plain, 2 * repeats))
-    return rows
+            other = loop(formulation, base, terms)
+            torch.testing.assert_close(loss(*at_20), other(*at_20))  # both compute the same
+            yield ratio(f"{words} / {name}, J=20", ">= 5", ours, stepping(other, *at_20), 3 * repeats, slower=True)
 
 
 if __name__ == "__main__":

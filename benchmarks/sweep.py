@@ -1,11 +1,11 @@
 """What a multirun adds: a grid of 12 cells of the embedded default in one process, against 12 times one cell."""
 
-import csv
 import json
 import subprocess
 import tempfile
 from pathlib import Path
 
+from finished import step_seconds
 from measure import Row, main, seconds
 
 GRID = ("-m", "loss=ce,picce_ce,ova,picce_ova", "experts.num=1,4,8")
@@ -21,20 +21,13 @@ def cells(folder: str) -> list[Path]:
     return sorted(path.parent for path in Path(folder).glob("*/*/result.json"))
 
 
-def epochs(cell: Path) -> float:
-    """Seconds in the steps alone, from the speed of every epoch."""
-    steps, batch = 78, 128  # of 10,000 samples
-    rows = csv.DictReader((cell / "metrics.csv").read_text().splitlines())
-    return sum(steps * batch / float(row["images_per_second"]) for row in rows)
-
-
 def reported(folder: str) -> float:
     """Seconds that the cells below a folder say they took, from data to result."""
     return sum(json.loads((cell / "result.json").read_text())["seconds"] for cell in cells(folder))
 
 
 def measure(repeats: int) -> list[Row]:
-    alone, further, strict, commands = [], [], [], []
+    alone, further, strict, added, commands = [], [], [], [], []
     for _ in range(min(repeats, 3)):
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as grid:
             command = train(one, "-m")
@@ -42,7 +35,9 @@ def measure(repeats: int) -> list[Row]:
             assert (len(cells(one)), len(cells(grid))) == (1, 12)
             alone.append(sweep / (12 * reported(one)))
             further.append((sweep - command) / (reported(grid) - reported(one)))
-            strict.append(sweep / sum(map(epochs, cells(grid))))
+            strict.append(sweep / sum(map(step_seconds, cells(grid))))
+            steps = sum(map(step_seconds, cells(grid))) - sum(map(step_seconds, cells(one)))
+            added.append((sweep - command) / steps)
             commands.append(sweep / (12 * command))
     return [
         Row(
@@ -53,6 +48,7 @@ def measure(repeats: int) -> list[Row]:
         ),
         Row("its 11 further cells / the time that they report", further, "", "what the sweep adds to a cell"),
         Row("12-cell multirun / the steps of its 12 cells alone", strict, "", "no start, no evaluation, no files"),
+        Row("its 11 further cells / their steps alone", added, "<= 1.10", "composing, data, evaluation, files"),
         Row("12-cell multirun / 12 commands", commands),
     ]
 
