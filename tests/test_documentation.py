@@ -2,8 +2,7 @@
 
 A page is followed from its first block to its last in a folder of its own, as a reader would: bash runs the `sh` blocks, Python the
 `python` blocks, and a block that names a file in its first lines becomes that file. What a page leaves to its reader (RUN, DIR) is
-in `READER`. To save time `l2d` is a fork of a process that has imported torch, and a training that does not say how many epochs it
-takes is given one.
+in `PREPARE`. To save time `l2d` is a fork of a process that has imported torch, and a training takes one epoch and one seed.
 """
 
 import json
@@ -70,6 +69,12 @@ def blocks_of(page: Path) -> Iterator[Block]:
         )
 
 
+def shortened(arguments: list[str]) -> list[str]:
+    """A training of one epoch, unless it says how many, and of the first of several seeds."""
+    epochs = [] if any("trainer.epochs=" in word for word in arguments) else ["trainer.epochs=1"]
+    return [re.sub(r"^seed=(\d+),.*", r"seed=\1", word) for word in arguments] + epochs
+
+
 class Reader:
     """Follows pages in a folder of its own."""
 
@@ -124,8 +129,7 @@ class Reader:
                 return
             with connection:
                 arguments, folder, environment, client = connection.recv()
-                if arguments[:1] == ["train"] and not any("trainer.epochs=" in word for word in arguments):
-                    arguments = [*arguments, "trainer.epochs=1"]
+                arguments = shortened(arguments) if arguments[:1] == ["train"] else arguments
                 places = (f"/proc/{client}/fd/{number}" for number in (1, 2))
                 connection.send(children.wait(children.start_l2d(arguments, folder, environment, *places)))
 
