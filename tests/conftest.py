@@ -74,6 +74,29 @@ def finished(root: str) -> tuple[Path, dict]:
 
 
 @pytest.fixture
+def command(capfd):
+    """command(*words) runs `l2d WORDS` and returns (exit code, stdout, stderr)."""
+
+    def run(*words) -> tuple[int, str, str]:
+        capfd.readouterr()  # what was printed before
+        try:
+            main([str(word) for word in words])
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def refused(answer: tuple[int, str, str]) -> str:
+    """The sentence of a command that refused what it was given, and printed nothing else."""
+    code, out, err = answer
+    assert code == 2 and out == "" and err.startswith("l2d: ") and len(err.splitlines()) == 1, answer
+    return err
+
+
+@pytest.fixture
 def cut_and_continued(monkeypatch):
     """cut_and_continued("train", ...) starts a run that fails in its last epoch, starts it again and returns its result."""
 

@@ -5,17 +5,18 @@ import os
 import pickle
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import refused
 from PIL import Image
 
 import l2d.evaluate
 from l2d.cli import train
-from l2d.evaluate import main
 from l2d.systems import read_weights
 from l2d.training.checkpoint import Checkpoints
 
@@ -52,29 +53,13 @@ def folder(trained, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def cli(monkeypatch, capfd):
+def cli(command):
     """`cli(*arguments)` runs l2d evaluate and returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        try:
-            main([str(argument) for argument in arguments])
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
-
-    return run
+    return partial(command, "evaluate")
 
 
 def metrics(path: Path) -> dict:
     return json.loads(path.read_text())["metrics"]
-
-
-def refused(answer) -> str:
-    """The sentence of a refusal."""
-    code, out, err = answer
-    assert code == 2 and out == "" and err.startswith("l2d: ") and len(err.splitlines()) == 1, answer
-    return err
 
 
 def written(path: Path) -> dict:

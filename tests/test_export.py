@@ -4,15 +4,16 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import refused
 from omegaconf import OmegaConf
 
 import l2d
-from l2d.cli import main
 from l2d.completion import candidates
 from l2d.conf_files import config_dir
 from l2d.config import bind
@@ -179,26 +180,10 @@ def test_rules_and_costs_are_in_the_graph(embedded_run, tmp_path, changes):
 
 
 @pytest.fixture
-def cli(capfd, tmp_path, monkeypatch):
+def cli(command, tmp_path, monkeypatch):
     """`cli(*arguments)` runs l2d export in an empty folder and returns (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        capfd.readouterr()  # of the training
-        try:
-            main(["export", *map(str, arguments)])
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
-
-    return call
-
-
-def refused(answer) -> str:
-    code, out, err = answer
-    assert code == 2 and out == "" and err.startswith("l2d: ") and err.count("\n") == 1, answer
-    return err
+    return partial(command, "export")
 
 
 def facts_of(file: str) -> dict:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import refused
 from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 from test_report import blocks_of, write_run
@@ -65,37 +66,16 @@ def run(trained, tmp_path, monkeypatch) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-@pytest.fixture
-def l2d(capfd):
-    """`l2d(*words)` runs a command and returns (exit code, stdout, stderr)."""
-
-    def command(*words):
-        try:
-            cli.main([str(word) for word in words])
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
-
-    return command
-
-
-def refused(answer) -> str:
-    code, _, err = answer
-    assert code == 2 and err.startswith("l2d: ") and len(err.splitlines()) == 1, answer
-    return err
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and p.name != ".lock"}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_run_writes_through_no_link(run, l2d, name):
+def test_a_run_writes_through_no_link(run, command, name):
     document = run.parent / "document.txt"
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(document)
-    code, _, err = l2d("train", *TINY, "force=true")
+    code, _, err = command("train", *TINY, "force=true")
     assert document.read_text() == "precious" and "Traceback" not in err
     if name in (".lock", "train.log", "metrics.csv"):  # opened where they are
         assert code == 2 and f"run/{name} is a link" in err
@@ -107,26 +87,26 @@ def test_a_run_writes_through_no_link(run, l2d, name):
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "folder"])
-def test_what_stands_where_a_file_belongs_is_named_and_left_alone(run, l2d, name, make):
+def test_what_stands_where_a_file_belongs_is_named_and_left_alone(run, command, name, make):
     (run / name).unlink(missing_ok=True)
     make(run / name)
     before = contents(run)
-    assert f"run/{name}" in refused(l2d("train", *TINY, "force=true"))
+    assert f"run/{name}" in refused(command("train", *TINY, "force=true"))
     assert contents(run) == before
     for words in (["evaluate", run], ["status", run.parent], ["report", run.parent]):
-        code, _, err = l2d(*words)
+        code, _, err = command(*words)
         assert code in (0, 2) and "Traceback" not in err, words
 
 
-def test_links_to_a_run_and_to_its_files_are_followed_for_reading(run, l2d):
+def test_links_to_a_run_and_to_its_files_are_followed_for_reading(run, command):
     big = run.rename(run.with_name("elsewhere"))
     (big / "model.safetensors").rename(run.parent / "big.safetensors")
     (big / "model.safetensors").symlink_to(run.parent / "big.safetensors")
     run.symlink_to(big)
-    assert l2d("evaluate", run / "model.safetensors")[0] == 0
-    code, out, _ = l2d("train", *TINY)
+    assert command("evaluate", run / "model.safetensors")[0] == 0
+    code, out, _ = command("train", *TINY)
     assert code == 0 and "finished before" in out
-    assert l2d("train", *TINY, "force=true")[0] == 0, "a run folder that is a link is trained in"
+    assert command("train", *TINY, "force=true")[0] == 0, "a run folder that is a link is trained in"
     assert not (big / "model.safetensors").is_symlink() and (run.parent / "big.safetensors").exists()
 
 
@@ -209,22 +189,22 @@ def test_status_survives_damaged_metrics(tmp_path, text):
 
 
 @pytest.mark.parametrize("result", [{"status": "finished"}, {"status": "finished", "metrics": {"system_error": None}}])
-def test_a_damaged_result_is_not_taken_for_finished_nor_trained_over(run, l2d, result):
+def test_a_damaged_result_is_not_taken_for_finished_nor_trained_over(run, command, result):
     (run / "result.json").write_text(json.dumps(result))
     before = contents(run)
-    assert "run/result.json" in refused(l2d("train", *TINY))
-    assert "run/result.json" in refused(l2d("evaluate", run))
+    assert "run/result.json" in refused(command("train", *TINY))
+    assert "run/result.json" in refused(command("evaluate", run))
     assert contents(run) == before
 
 
-def test_a_damaged_cell_does_not_stop_a_sweep(run, l2d):
+def test_a_damaged_cell_does_not_stop_a_sweep(run, command):
     (run / "result.json").write_text('{"status": "finished", "metrics": null}')
     words = [word for word in TINY if not word.startswith("hydra")]
-    code, out, err = l2d("train", "-m", *words, "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir='run${seed}'")
+    code, out, err = command("train", "-m", *words, "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir='run${seed}'")
     assert code == 0 and "2 done" in out, err
     (Path("run0") / "result.json").write_text('{"status": "finished", "metrics": null}')
     shutil.rmtree("run1")
-    code, out, err = l2d("train", "-m", *words, "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir='run${seed}'")
+    code, out, err = command("train", "-m", *words, "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir='run${seed}'")
     assert code == 2 and "1 done" in out and "1 failed" in out and "run0/result.json" in err
 
 
@@ -240,19 +220,19 @@ def test_a_damaged_cell_does_not_stop_a_sweep(run, l2d):
         "dataset: {}\nexperts: {}\nbackbone: {}\nloss: {}\ntrainer: {}\n",
     ],
 )
-def test_a_damaged_config_is_a_sentence(run, l2d, text):
+def test_a_damaged_config_is_a_sentence(run, command, text):
     (run / "config.yaml").write_text(text)
     before = contents(run)
-    assert "config.yaml" in refused(l2d("evaluate", run))
-    assert "run" in refused(l2d("train", *TINY))
+    assert "config.yaml" in refused(command("evaluate", run))
+    assert "run" in refused(command("train", *TINY))
     assert contents(run) == before and not Path("ran").exists()
 
 
-def test_names_that_disagree_with_the_scores_are_refused(run, l2d):
+def test_names_that_disagree_with_the_scores_are_refused(run, command):
     """Otherwise columns of experts would be taken for classes."""
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"class_names": result["class_names"][:-1]}))
-    assert "class_names" in refused(l2d("evaluate", run))
+    assert "class_names" in refused(command("evaluate", run))
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -271,13 +251,13 @@ def test_control_characters_are_shown_as_escapes(capfd, caplog):
 
 
 @pytest.mark.parametrize("words", [["status"], ["report", "."], ["evaluate", "."], ["data", "check"], []], ids=" ".join)
-def test_a_word_of_the_command_line_reaches_the_terminal_as_an_escape(l2d, words):
+def test_a_word_of_the_command_line_reaches_the_terminal_as_an_escape(command, words):
     for word in ("--\x1b[31m", "\x1b[31m"):
-        code, out, err = l2d(*words, word)
+        code, out, err = command(*words, word)
         assert code == 2 and err and "\x1b" not in out + err
 
 
-def test_data_check_prints_names_without_control_characters(tmp_path, monkeypatch, l2d):
+def test_data_check_prints_names_without_control_characters(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     for split in ("train", "test"):
         for name in ("dog", "\x1b[31mcat\n\x07"):
@@ -293,7 +273,7 @@ def test_data_check_prints_names_without_control_characters(tmp_path, monkeypatc
         "backbone=mlp",
         "dataset.cache=c",
     ]
-    code, out, err = l2d("data", "check", *small, "dataset.groups={a: [dog]}", "experts=specialist")
+    code, out, err = command("data", "check", *small, "dataset.groups={a: [dog]}", "experts=specialist")
     assert code == 2 and r"\x1b[31mcat\n\x07" in out and r"2\x1b[31m.png" in out
     assert not any(c in out + err for c in "\x1b\x07")
 
@@ -376,7 +356,7 @@ def test_a_closed_pipe_ends_no_command(run, words):
     assert done.returncode == 0 and "Error" not in done.stderr.replace("The display failed", ""), done.stderr
 
 
-def test_ctrl_c_outside_of_a_run_is_no_traceback(l2d, monkeypatch):
+def test_ctrl_c_outside_of_a_run_is_no_traceback(command, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
@@ -388,7 +368,7 @@ def test_ctrl_c_outside_of_a_run_is_no_traceback(l2d, monkeypatch):
 
     for replacement in (interrupted, interrupted_in_cleaning_up):
         monkeypatch.setattr("l2d.status.describe", replacement)
-        assert l2d("status", ".") == (130, "", "l2d: Stopped.\n")
+        assert command("status", ".") == (130, "", "l2d: Stopped.\n")
 
 
 def test_a_folder_whose_name_is_no_text_is_left_out_of_tables_by_name(tmp_path, capfd):

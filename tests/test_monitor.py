@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,20 +55,10 @@ def log(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cli(log, capfd):
+def cli(log, command):
     """`cli(*words)` runs l2d monitor on the files and returns (exit code, stdout, stderr)."""
     log()
-    capfd.readouterr()
-
-    def call(*words):
-        try:
-            main(["monitor", "decisions.csv", "answers.csv", "--parts", "2", *words])
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
-
-    return call
+    return partial(command, "monitor", "decisions.csv", "answers.csv", "--parts", "2")
 
 
 def shares(rows) -> dict:

@@ -8,15 +8,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import refused
 from PIL import Image
 
 import l2d
-from l2d.cli import main
 from l2d.completion import candidates
 from l2d.errors import UserError
 from l2d.inference import COLUMNS, Predictions
@@ -35,18 +36,9 @@ def run(photo_run, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def cli(capfd):
+def cli(command):
     """`cli(*arguments)` runs l2d predict and returns (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        try:
-            main(["predict", *map(str, arguments)])
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capfd.readouterr()
-
-    return call
+    return partial(command, "predict")
 
 
 def rows(answer) -> list[dict]:
@@ -54,12 +46,6 @@ def rows(answer) -> list[dict]:
     code, out, err = answer
     assert (code, err) == (0, ""), answer
     return list(csv.DictReader(io.StringIO(out)))
-
-
-def refused(answer) -> str:
-    code, out, err = answer
-    assert code == 2 and out == "" and err.startswith("l2d: ") and err.count("\n") == 1, answer
-    return err
 
 
 def test_the_rows_are_those_of_python(run, cli):
