@@ -30,8 +30,11 @@ PAGES = sorted(path for pattern in ("*.md", "docs/*.md") for path in ROOT.glob(p
 LANGUAGES = {"sh", "python", "yaml", "text", "csv"}
 UNTESTED = re.compile(r"# .*\bnot tested: (.+)")
 FILE_NAME = re.compile(r"^# (?:@package _global_\n# )?([\w/]+\.(?:py|yaml))\n")
+LAUNCHER = """\
+#!/bin/sh
+exec "{python}" -SE "$0.py" "$@"
+"""
 CLIENT = """\
-#!{python} -SE
 import os, sys
 from multiprocessing.connection import Client
 with Client({socket!r}) as server:
@@ -82,8 +85,9 @@ class Reader:
         self.folder, self.listener = folder, listener
         programs = folder / "programs"
         programs.mkdir(parents=True)
-        (programs / "l2d").write_text(CLIENT.format(python=sys.executable, socket=listener.address))
+        (programs / "l2d").write_text(LAUNCHER.format(python=sys.executable))
         (programs / "l2d").chmod(0o755)
+        (programs / "l2d.py").write_text(CLIENT.format(socket=listener.address))
         (folder / "examples").symlink_to(ROOT / "examples")
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "MPLBACKEND": "agg"}
@@ -265,6 +269,7 @@ PREPARE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
