@@ -215,6 +215,7 @@ def test_a_dry_run_of_the_dashboard_prints_it_without_network(capsys, monkeypatc
     assert f"{error:.2f}" in tables
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library, about itself
 @pytest.mark.parametrize(
     ("words", "says"),
     [(["l2d"], "ENTITY/PROJECT"), (["me/l2d", "nowhere"], "nowhere"), (["me/l2d", "RUN", "--dataset", "mars"], "mars")],
