@@ -33,13 +33,6 @@ torch.set_num_threads(1)
 forkserver.ensure_running()  # before a test of the streaming loader starts it with less
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long`, unless it is asked for."""
-    for item in items:
-        if "long" in item.keywords and not os.environ.get("L2D_LONG"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes; L2D_LONG=1 runs it"))
-
-
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
     """A run inside a test adds handlers to the root logger, whose file or captured stream is closed after the test."""

@@ -231,7 +231,7 @@ def give_three_experts(reader: Reader, request) -> None:
 def give_pets(reader: Reader, request) -> None:
     """Two folders of images with what two annotators said."""
     for place in ("pets", "pets2"):
-        rows = write_images(reader.folder / place, ["cat", "dog", "owl"], 90)
+        rows = write_images(reader.folder / place, ["cat", "dog", "owl"], 36)
         lines = [
             f"{path},{label},{split},{label},{'' if i % 4 == 0 else 'cat'}\n"
             for i, (path, label, split) in enumerate(rows)
@@ -269,7 +269,6 @@ PREPARE = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",

@@ -45,7 +45,6 @@ def test_the_readme_lists_every_example_with_its_command():
     assert all(f"examples/{name}" in command for name, command in rows.items())
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_loss_of_ones_own_is_judged_and_benchmarked(ran):
     out, said = ran("own_loss", "a folder")
@@ -102,7 +101,6 @@ def test_costs_budgets_and_absence_need_one_training(ran):
     assert all(name in said for name in table.index)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_from_a_run_to_decisions_an_exported_file_and_a_monitor(ran):
     pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -123,7 +121,6 @@ def test_from_a_run_to_decisions_an_exported_file_and_a_monitor(ran):
     assert realised["value"]["ann"] == pytest.approx(100 * right) and right > 0.9
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_rule_of_ones_own_decides_about_a_finished_run(ran):
     out, said = ran("decision_rule")
@@ -139,7 +136,6 @@ def test_a_rule_of_ones_own_decides_about_a_finished_run(ran):
     assert result["metrics"]["system_error"] == pytest.approx(100 * (~samples["right"]).mean())
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_results_of_a_sweep_in_pandas(ran):
     out, said = ran("results")
@@ -186,7 +182,6 @@ def numbers(output: dict) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+\.\d+", output["data"]["text/plain"])]
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_was_saved(tmp_path, monkeypatch):
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
