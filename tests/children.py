@@ -41,7 +41,9 @@ def _fork(function, *arguments):
 
 
 def _become(folder, environment, output, errors) -> None:
-    multiprocessing.set_start_method(None, force=True)  # a child of this server would start its own children by a server
+    multiprocessing.set_start_method(
+        None, force=True
+    )  # a child of this server would start its own children by a server
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
