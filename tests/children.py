@@ -4,8 +4,10 @@ import multiprocessing
 import os
 import resource
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from child import run_and_exit
 
@@ -21,6 +23,14 @@ def start(*arguments: str, output: str = "output.txt", limit: tuple | None = Non
 def start_l2d(arguments: list[str], folder: str, environment: dict[str, str], output: str, errors: str):
     """Start `l2d ARGUMENTS` with this folder, environment, and files for what it prints."""
     return _fork(_l2d, arguments, folder, environment, output, errors)
+
+
+def run_l2d(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess:
+    """`l2d WORDS` in a process of its own, in this folder or the current one: its exit code and what it printed."""
+    with TemporaryDirectory() as place:
+        out, err = Path(place, "out"), Path(place, "err")
+        child = start_l2d(list(words), str(folder or os.getcwd()), {**os.environ}, str(out), str(err))
+        return subprocess.CompletedProcess(words, wait(child), out.read_text(), err.read_text())
 
 
 def start_script(script: Path, *arguments: str):
@@ -41,9 +51,7 @@ def _fork(function, *arguments):
 
 
 def _become(folder, environment, output, errors) -> None:
-    multiprocessing.set_start_method(
-        None, force=True
-    )  # a child of this server would start its own children by a server
+    multiprocessing.set_start_method(None, force=True)  # otherwise its own children would come from another server
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,12 +1,11 @@
 """Chaoyang: fixtures in the layout of its release, splits and experts entry by entry."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from children import run_l2d
 from PIL import Image
 from releases import SLIDES as NAMES
 from releases import write_chaoyang as write_release
@@ -252,12 +251,8 @@ def test_a_whole_run_through_the_command_line(tmp_path):
         f"dataset=chaoyang dataset.root={tmp_path}/data dataset.cache={tmp_path}/cache dataset.size=32 dataset.resize=36 "
         f"experts.num=4 backbone=timm backbone.name=resnet10t trainer.epochs=1 trainer.batch_size=8 output_dir={tmp_path}/out"
     )
-    subprocess.run(
-        [sys.executable, "-m", "l2d.train", *settings.split()],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_l2d("train", *settings.split())
+    assert done.returncode == 0, done.stderr
     (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json"))
     names = ["label_A", "label_B", "label_A_simulated_1", "label_B_simulated_1"]
     assert [expert["name"] for expert in result["experts"]] == names

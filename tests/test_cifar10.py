@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import test_cifar100
 import torch
+from children import run_l2d
 from releases import SUPERCLASS, cifar100_parts, write_cifar100
 
 from l2d.config import build
@@ -298,11 +296,10 @@ def test_further_answers_join_by_the_names_of_the_images(composed, tmp_path):
 def test_a_whole_run_through_the_command_line(tmp_path, option):
     {"cifar10n": cifar10n, "cifar10h": cifar10h}[option](tmp_path)
     command = [
-        sys.executable, "-m", "l2d.train", f"dataset={option}", f"dataset.root={tmp_path}", "dataset.verify=false",
+        "train", f"dataset={option}", f"dataset.root={tmp_path}", "dataset.verify=false",
         "backbone=mlp", "trainer.epochs=1", "trainer.batch_size=8", f"output_dir={tmp_path / 'out'}",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_l2d(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "out").rglob("result.json")
     experts = json.loads(file.read_text())["experts"]

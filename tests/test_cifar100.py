@@ -3,12 +3,11 @@
 import hashlib
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from children import run_l2d
 from releases import COARSE, FINE
 from releases import cifar100_parts as contents
 from releases import write_cifar100 as write
@@ -159,11 +158,10 @@ def test_download_is_torchvisions(tmp_path, monkeypatch):
 def test_a_whole_run_through_the_command_line(tmp_path):
     write(tmp_path, contents())
     command = [
-        sys.executable, "-m", "l2d.train", "dataset=cifar100", f"dataset.root={tmp_path}", "dataset.verify=false",
+        "train", "dataset=cifar100", f"dataset.root={tmp_path}", "dataset.verify=false",
         "backbone.depth=10", "backbone.width=1", "trainer.epochs=1", "trainer.batch_size=50",
         f"output_dir={tmp_path / 'out'}",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_l2d(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "system_error" in done.stdout and list((tmp_path / "out").rglob("result.json"))

@@ -1,12 +1,11 @@
 """Your own images: a folder tree, a CSV or a JSON manifest, annotators with gaps, groups."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from children import run_l2d
 from PIL import Image
 from releases import write_tree
 
@@ -325,11 +324,7 @@ def run(tmp_path, *overrides):
         f"dataset=folder dataset.root={tmp_path}/data dataset.cache={tmp_path}/cache output_dir={tmp_path}/out "
         "backbone=timm backbone.name=resnet10t trainer.epochs=1 trainer.batch_size=2"
     )
-    return subprocess.run(
-        [sys.executable, "-m", "l2d.train", *SMALL, *overrides, *settings.split()],
-        capture_output=True,
-        text=True,
-    )
+    return run_l2d("train", *SMALL, *overrides, *settings.split())
 
 
 @pytest.mark.slow

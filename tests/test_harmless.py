@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from children import run_l2d
 
 SMALL = "dataset.num_train=200 dataset.num_test=100 trainer.epochs=3 trainer.device=cpu"
 L2D = f'"{sys.executable}" -m l2d'
@@ -49,7 +50,7 @@ def test_a_run_whose_output_cannot_be_written_is_finished_all_the_same(workplace
     (result,) = results()
     assert result["status"] == "finished" and result["metrics"]["system_error"] > 0
     assert "Traceback" not in child.stderr
-    again = shell(f"{L2D} train {SMALL}")
+    again = run_l2d("train", *SMALL.split())
     assert again.returncode == 0 and "finished before" in again.stdout
 
 
@@ -64,7 +65,7 @@ def test_a_sweep_whose_output_cannot_be_written_runs_all_its_cells(workplace, wh
 @pytest.mark.parametrize("when", ["start", "log", "finish"])
 def test_a_logger_that_fails_is_reported_once_and_stops_nothing(workplace, when):
     Path("broken_logger.py").write_text(LOGGER)
-    child = shell(f"{L2D} train {SMALL} logger._target_=broken_logger.Logger +logger.when={when}")
+    child = run_l2d("train", *SMALL.split(), "logger._target_=broken_logger.Logger", f"+logger.when={when}")
     assert child.returncode == 0, child.stderr
     assert child.stderr.count("the service is gone") == 1 and "Traceback" not in child.stderr
     (result,) = results()

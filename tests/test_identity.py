@@ -18,6 +18,7 @@ import test_folder
 import test_imagenet
 import test_micebone
 import torch
+from children import run_l2d
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -390,7 +391,7 @@ def test_the_command_line_trains_anew_on_other_data_and_only_then(tmp_path):
             f"dataset=folder dataset.root={tmp_path / root} dataset.manifest=labels.csv dataset.size=32 dataset.resize=36 "
             f"dataset.cache={tmp_path}/cache backbone=mlp trainer.epochs=1 trainer.batch_size=4 output_dir={tmp_path}/out"
         )
-        done = subprocess.run([sys.executable, "-m", "l2d", "train", *settings.split()], capture_output=True, text=True)
+        done = run_l2d("train", *settings.split())
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,12 +1,11 @@
 """MiceBone: fixtures in the layout of its release, labels and experts entry by entry."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from children import run_l2d
 from PIL import Image
 from releases import ANNOTATOR_ORDER as ORDER
 from releases import ANNOTATORS as FULL
@@ -208,12 +207,8 @@ def test_a_whole_run_through_the_command_line(tmp_path):
         f"dataset=micebone dataset.root={tmp_path}/data dataset.cache={tmp_path}/cache dataset.size=32 dataset.resize=36 "
         f"experts.num=4 backbone=timm backbone.name=resnet10t trainer.epochs=1 trainer.batch_size=8 output_dir={tmp_path}/out"
     )
-    subprocess.run(
-        [sys.executable, "-m", "l2d.train", *settings.split()],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_l2d("train", *settings.split())
+    assert done.returncode == 0, done.stderr
     (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json"))
     assert [expert["name"] for expert in result["experts"]] == ORDER[:4]
     assert 0 <= result["metrics"]["system_error"] <= 100

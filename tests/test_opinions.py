@@ -359,7 +359,7 @@ def test_a_finished_run_is_decided_by_every_rule_and_reported(tmp_path, monkeypa
         main(["train", *SETTING, *changes])
         now = json.loads((folder / "result.json").read_text())
         assert now["metrics"] == metrics and now["decision"] == again["decision"]
-        main(["report", "outputs", "--out", "report"])
+    main(["report", "outputs", "--out", "report"])
     assert errors["combine"] < errors["best"]
     assert list(tmp_path.glob("outputs/*/*")) == [folder]
     capsys.readouterr()

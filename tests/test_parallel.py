@@ -115,7 +115,7 @@ def wait_for(condition) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def status(folder: Path) -> str:

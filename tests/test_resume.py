@@ -23,12 +23,17 @@ from l2d.errors import UserError
 from l2d.train import run
 from l2d.training.checkpoint import NAMES, Checkpoints
 
-# A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume.
+# A model with dropout and batch norm, and experts redrawn every epoch: all that can differ after a resume. Its steps are slow
+# while there is a file named slow, so that a run is not over before a test has looked at it twice.
 NET = """
-import torch
+import os, time, torch
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.02 * os.path.exists("slow"))
+        return x
 def net(num_outputs, image_shape):
     return torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(192, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Dropout(0.3),
+        Slow(), torch.nn.Flatten(), torch.nn.Linear(192, 24), torch.nn.BatchNorm1d(24), torch.nn.ReLU(), torch.nn.Dropout(0.3),
         torch.nn.Linear(24, num_outputs))
 """
 SETTING = (
@@ -84,12 +89,14 @@ def progress() -> int:
 
 
 def start_and_wait_for_checkpoints(count: int, *setting: str):
+    Path("slow").touch()
     child, seen, last = start(*(setting or SETTING), EVERY_STEP), 0, progress()
     deadline = time.monotonic() + 60
     while seen < count and time.monotonic() < deadline and child.is_alive():
         now = progress()
         seen, last = seen + (now != last), now
-        time.sleep(0.001)
+        time.sleep(0.005)
+    Path("slow").unlink()
     return child
 
 

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from children import run_l2d
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -28,9 +29,13 @@ TINY = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2", "lo
 COMMAND = (sys.executable, "-m", "l2d.train", "-m", *TINY)
 
 
-def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    folder.mkdir(exist_ok=True)
+def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The sweep in an interpreter of its own, which starts others."""
     return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return run_l2d("train", "-m", *TINY, *arguments, folder=folder)
 
 
 def metrics(folder: Path) -> dict[str, dict]:
@@ -92,7 +97,7 @@ def test_a_cell_is_composed_once_and_what_is_done_again_counts_as_not_done_yet(t
 
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(tmp_path, serial):
-    done = sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    done = launch(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert done.returncode == 0, done.stderr
     assert "4 done" in done.stdout and metrics(tmp_path) == serial
 
@@ -105,7 +110,7 @@ def test_workers_find_modules_in_the_working_folder_and_groups_in_the_config_dir
         "def make(num_classes):\n    return lambda scores, *_: scores.square().mean()\n"
     )
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    done = sweep(tmp_path, "--config-dir", "conf", "loss=own", *launcher)
+    done = launch(tmp_path, "--config-dir", "conf", "loss=own", *launcher)
     assert done.returncode == 0, done.stderr
     assert {name.split("-")[0] for name in metrics(tmp_path)} == {"own"} and len(metrics(tmp_path)) == 2
     assert "[2 of 2" in done.stdout, "a worker finds the list of its sweep"
@@ -114,7 +119,7 @@ def test_workers_find_modules_in_the_working_folder_and_groups_in_the_config_dir
 @pytest.mark.slow
 def test_submitit_runs_a_cell(tmp_path, serial):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the slurm extra is not installed")
-    done = sweep(tmp_path, "hydra/launcher=submitit_local", "loss=ce", "experts.num=1")
+    done = launch(tmp_path, "hydra/launcher=submitit_local", "loss=ce", "experts.num=1")
     assert done.returncode == 0, done.stderr
     found = metrics(tmp_path)
     assert len(found) == 1 and found.items() <= serial.items()
