@@ -35,7 +35,7 @@ class Trainer(Group):
     device: str
     precision: str
     channels_last: bool
-    compile: bool
+    compile: bool | Literal["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
     deterministic: bool
     clip_grad: NonNegative | None
     eval_every: AtLeast0

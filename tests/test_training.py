@@ -43,10 +43,9 @@ def rates(schedule: str, steps: int, epochs: int, warmup_epochs: float) -> list[
     """With a base rate of 2: the learning rate with which each step is taken, and the one after the last."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
     scheduler, seen = make_schedule(optimizer, schedule, steps, epochs, warmup_epochs), []
-    for _ in range(epochs * steps + 1):
+    for step in range(epochs * steps + 1):
+        scheduler.set(step)
         seen.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
     return seen
 
 

@@ -47,7 +47,10 @@ class Preprocessing:
 
 
 class Feed(Protocol):
-    """The inputs of one split on their way to one device."""
+    """The inputs of one split on their way to one device.
+
+    A feed with `leaves_none_out = True` promises that every step has exactly the samples that were asked for.
+    """
 
     def epoch(self, order: Sequence[Tensor], epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """From step `start` on: the inputs [B, ...] of the samples `order[step]`, and which samples they are [B]."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from l2d.data.dataset import Batch, Split
+from l2d.data.gather import rows_of
 from l2d.data.seeds import mix
 from l2d.errors import UserError
 from l2d.place import Place
@@ -31,10 +32,14 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps of an epoch. Training drops the incomplete last batch, so that all steps have the same shapes."""
-        ranks = self.place.ranks
         if self.train:
-            return len(self.split) // (self.batch_size * ranks.count)
-        return -(-len(range(ranks.rank, len(self.split), ranks.count)) // self.batch_size)
+            return len(self.split) // (self.batch_size * self.place.ranks.count)
+        return -(-self.num_samples // self.batch_size)
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of this rank."""
+        return len(range(self.place.ranks.rank, len(self.split), self.place.ranks.count))
 
     def take(self, rows: Tensor) -> "Loader":
         """The same for these rows [n] of the split alone."""
@@ -53,5 +58,12 @@ class Loader:
         """The batches from step `start` on."""
         if self.split.redraw and epoch != self.answers_epoch:
             self.answers, self.answers_epoch = self.split.redraw(epoch).to(self.place.device), epoch
-        for inputs, index in self.feed.epoch(self.order(epoch), epoch, start):
-            yield Batch(inputs, self.labels.index_select(0, index), self.answers.index_select(0, index), index)
+        order = self.order(epoch)
+        fed, steps = self.feed.epoch(order, epoch, start), order[start:]
+        if getattr(self.feed, "leaves_none_out", False):
+            targets = rows_of(self.labels, steps), rows_of(self.answers, steps)
+            for (inputs, index), labels, answers in zip(fed, *targets, strict=True):
+                yield Batch(inputs, labels, answers, index)
+        else:
+            for inputs, index in fed:
+                yield Batch(inputs, self.labels.index_select(0, index), self.answers.index_select(0, index), index)

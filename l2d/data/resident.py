@@ -16,6 +16,7 @@ from torch import Tensor
 from l2d.data.augment import augmentation, centre_crop, random_boxes_and_flips, random_resized_crop_flip, resample_bytes
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
+from l2d.data.gather import rows_of
 from l2d.data.seeds import mix
 from l2d.errors import UserError
 from l2d.place import Place
@@ -92,6 +93,8 @@ class ImageFeed:
 class ResidentFeed(ImageFeed):
     """Batches of images that are in one tensor on the device."""
 
+    leaves_none_out = True
+
     def __init__(self, images: Images, place: Place, seed: int, train: bool):
         super().__init__(images.preprocessing, place, seed, train)
         if place.device.type == "cpu":
@@ -110,14 +113,17 @@ class ResidentFeed(ImageFeed):
         """The prepared images [B, C, *size] of every step from `start` on, and which samples they are [B]."""
         on_device = torch.cat(list(order)).to(self.place.device).split([len(index) for index in order])
         ranks = self.place.ranks
-        for step, index in enumerate(on_device[start:], start):
-            if self.augment is random_resized_crop_flip and self.in_bytes and self.place.device.type == "cpu":
+        if self.augment is random_resized_crop_flip and self.in_bytes and self.place.device.type == "cpu":
+            for step, index in enumerate(on_device[start:], start):
                 yield self._one_by_one(index, epoch, step), index
-            elif self.in_bytes and not self.train:  # consecutive samples: a view, copied by the conversion to float
+        elif self.in_bytes and not self.train:  # consecutive samples: a view, copied by the conversion to float
+            for step, index in enumerate(on_device[start:], start):
                 first = ranks.rank + step * len(order[0]) * ranks.count
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
-            else:
-                yield self.prepare(gather(self.images, index), epoch, step), index
+        else:
+            stored = images_of(self.images, order[start:])
+            for step, (images, index) in enumerate(zip(stored, on_device[start:], strict=True), start):
+                yield self.prepare(images, epoch, step), index
 
     def _one_by_one(self, index: Tensor, epoch: int, step: int) -> Tensor:
         """Like `prepare`, but one image at a time in threads, so that large images stay in the CPU caches."""
@@ -144,11 +150,11 @@ def thread_pool() -> tuple[ThreadPoolExecutor, int]:
     return ThreadPoolExecutor(threads), threads
 
 
-def gather(images: Tensor, index: Tensor) -> Tensor:
-    """The images at `index` [B] in their memory layout, which index_select alone would not keep."""
+def images_of(images: Tensor, steps: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The images [B, C, H, W] of every step, in their memory layout, which index_select alone would not keep."""
     if not images.is_contiguous(memory_format=torch.channels_last):
-        return images.index_select(0, index)
-    return images.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+        return rows_of(images, steps)
+    return (rows.permute(0, 3, 1, 2) for rows in rows_of(images.permute(0, 2, 3, 1), steps))
 
 
 def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from l2d.data.dataset import Preprocessing
+from l2d.data.gather import divide, several
 from l2d.place import Place
 from l2d.place.memory import available_memory
 
@@ -60,6 +61,8 @@ class Vectors:
 class VectorFeed:
     """Batches of vectors in float32. On a GPU all values are there, in the type of the file, if they fit."""
 
+    leaves_none_out = True
+
     def __init__(self, vectors: Vectors, place: Place):
         assert vectors.rows is not None
         self.place, self.rows = place, vectors.rows
@@ -73,11 +76,12 @@ class VectorFeed:
         """The vectors [B, D] of every step from `start` on, and which samples they are [B]."""
         del epoch  # nothing is drawn
         device = self.place.device
-        for index in order[start:]:
+        for index, sizes in several(order[start:], self.values):
             here = index.to(device, non_blocking=True)
             if self.on_device:
-                batch = self.values.index_select(0, self.rows.index_select(0, here))
+                rows = self.values.index_select(0, self.rows.index_select(0, here))
             else:  # gathered by the host, in the small type of the file
-                batch = self.values.index_select(0, self.rows.index_select(0, index)).pin_memory()
-                batch = batch.to(device, non_blocking=True)
-            yield batch.float(), here
+                rows = self.values.index_select(0, self.rows.index_select(0, index)).pin_memory()
+                rows = rows.to(device, non_blocking=True)
+            for batch, samples in zip(divide(rows, sizes), divide(here, sizes), strict=True):
+                yield batch.float(), samples

@@ -25,12 +25,11 @@ class Base(ABC):
 
     def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
         """The loss of each sample, [B]; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given."""
-        num_classes = scores.shape[1] - weights.shape[1]
-        return self.losses(scores, _targets(scores, labels, weights), num_classes, weight)
+        return self.losses(scores, labels, weights, weight)
 
     @abstractmethod
-    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
-        """The loss [B] of targets [onehot(y), w], [B, K+J]."""
+    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+        """The loss [B], with the fewest calls of torch: a step of a small model waits for them."""
 
     @abstractmethod
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
@@ -42,8 +41,8 @@ class CE(Base):
 
     name = "ce"
 
-    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
-        scores, targets = _shifted(scores, targets, num_classes, weight)
+    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+        scores, targets = _taught_softmax(scores, labels, weights, weight)
         return F.cross_entropy(scores, targets, reduction="none")  # [B]
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
@@ -57,11 +56,10 @@ class OvA(Base):
 
     name = "ova"
 
-    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
-        columns = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")  # [B, K+J]
-        if weight is None:
-            return columns.sum(dim=1)  # [B]
-        return columns[:, :num_classes].sum(dim=1) + (weight * columns[:, num_classes:]).sum(dim=1)
+    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+        columns = None if weight is None else _experts_alone(weight, scores, weights, classes=1)
+        targets = _targets(scores, labels, weights)
+        return F.binary_cross_entropy_with_logits(scores, targets, columns, reduction="none").sum(dim=1)  # [B]
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """sigmoid of every column."""
@@ -80,8 +78,8 @@ class GCE(Base):
         self.q = q
         self.vouches = self.one_distribution = q < 1
 
-    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
-        scores, targets = _shifted(scores, targets, num_classes, weight, 1 - self.q)
+    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+        scores, targets = _taught_softmax(scores, labels, weights, weight, 1 - self.q)
         log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
         return -(targets * torch.expm1(self.q * log_p)).sum(dim=1) / self.q  # [B]
 
@@ -96,19 +94,19 @@ class Decoupled(Base):
     name = "decoupled"
     one_distribution = False
 
-    def losses(self, scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None) -> Tensor:
-        classes = F.cross_entropy(scores[:, :num_classes], targets[:, :num_classes], reduction="none")  # [B]
-        logits = self.logits(scores, num_classes)  # [B, J]
-        experts = F.binary_cross_entropy_with_logits(logits, targets[:, num_classes:], reduction="none")  # [B, J]
-        return classes + (experts if weight is None else weight * experts).sum(dim=1)
+    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+        classes, experts = scores.tensor_split([scores.shape[1] - weights.shape[1]], dim=1)  # [B, K], [B, J]
+        label = F.cross_entropy(classes, labels, reduction="none")  # [B]
+        logits = self.logits(classes, experts)  # [B, J]
+        return label + F.binary_cross_entropy_with_logits(logits, weights, weight, reduction="none").sum(dim=1)
 
-    def logits(self, scores: Tensor, num_classes: int) -> Tensor:
-        """log Acc_j / (1 - Acc_j), [..., J]."""
-        return scores[..., num_classes:]
+    def logits(self, classes: Tensor, experts: Tensor) -> Tensor:
+        """log Acc_j / (1 - Acc_j) of the scores of classes [..., K] and experts [..., J], [..., J]."""
+        return experts
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
-        classes, experts = scores[..., :num_classes].softmax(dim=-1), self.logits(scores, num_classes).sigmoid()
-        return torch.cat([classes, experts], dim=-1)  # [..., K+J]
+        classes, experts = scores.tensor_split([num_classes], dim=-1)
+        return torch.cat([classes.softmax(dim=-1), self.logits(classes, experts).sigmoid()], dim=-1)  # [..., K+J]
 
 
 class AsymmetricSoftmax(Decoupled):
@@ -119,10 +117,9 @@ class AsymmetricSoftmax(Decoupled):
 
     name = "asm"
 
-    def logits(self, scores: Tensor, num_classes: int) -> Tensor:
-        classes = scores[..., :num_classes]
+    def logits(self, classes: Tensor, experts: Tensor) -> Tensor:
         others = classes.scatter(-1, classes.argmax(dim=-1, keepdim=True), -torch.inf)  # [..., K]
-        return scores[..., num_classes:] - others.logsumexp(dim=-1, keepdim=True)
+        return experts - others.logsumexp(dim=-1, keepdim=True)
 
 
 def implied_distribution(beliefs: Tensor, scores: Tensor) -> Tensor:
@@ -143,14 +140,20 @@ def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     return targets
 
 
-def _shifted(
-    scores: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None, power: float = 1.0
+def _taught_softmax(
+    scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None, power: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Experts taught with `weight` in a softmax ~ targets^(1/power): scores and targets, [B, K+J] each."""
+    """Scores and targets [B, K+J] for a softmax ~ targets^(1/power), in which experts with a `weight` have scores to match."""
     if weight is None:
-        return scores, targets
-    (classes, experts), (labels, taught) = (x.tensor_split([num_classes], dim=1) for x in (scores, targets))
-    return torch.cat([classes, experts + weight.log() / power], 1), torch.cat([labels, weight * taught], 1)
+        return scores, _targets(scores, labels, weights)
+    shift = _experts_alone(weight.log() / power, scores, weights, classes=0)
+    return scores + shift, _targets(scores, labels, weight * weights)
+
+
+def _experts_alone(value: Tensor, scores: Tensor, weights: Tensor, classes: float) -> Tensor:
+    """A row [1, K+J] or rows [B, K+J] with `value` [1, 1] or [B, 1] in the experts' columns, and `classes` in the others."""
+    num_experts = weights.shape[1]
+    return F.pad(value.expand(-1, num_experts), (scores.shape[1] - num_experts, 0), value=classes)
 
 
 ce, ova, gce, decoupled, asm = CE(), OvA(), GCE(0.7), Decoupled(), AsymmetricSoftmax()

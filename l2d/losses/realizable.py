@@ -36,9 +36,12 @@ class Realizable(nn.Module):
     def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The loss of each sample, [B]."""
         among = scores if self.complete else without_unanswered(scores, answers)  # [B, K+J]
-        label = F.one_hot(labels, self.num_classes).bool()  # [B, K]
-        right = torch.cat([label, answers == labels[:, None]], dim=1)  # [B, K+J]
-        log_u = among.masked_fill(~right, -torch.inf).logsumexp(dim=1) - among.logsumexp(dim=1)  # [B]
+        wrong = torch.ones_like(among, dtype=torch.bool).scatter_(1, labels[:, None], False)  # [B, K+J]
+        wrong[:, self.num_classes :] = answers != labels[:, None]
+        right = among.masked_fill(wrong, -torch.inf)
+        # log sum exp(right) - log sum exp(among), as a difference of two log-softmaxes of one column, which are fused
+        best = right.argmax(dim=1)  # [B]
+        log_u = F.cross_entropy(right, best, reduction="none") - F.cross_entropy(among, best, reduction="none")  # [B]
         loss = -torch.expm1(self.q * log_u) / self.q if self.q else -log_u
         if self.alpha == 1:
             return loss

@@ -14,6 +14,10 @@ from torch import nn
 from l2d.errors import UserError
 from l2d.place.ranks import Ranks
 
+CUDA_GRAPHS = (
+    "reduce-overhead",
+    "max-autotune",
+)  # modes of torch.compile whose outputs are overwritten by the next call
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 REPEATABLE_WORKSPACES = (":4096:8", ":16:8")  # with any other, torch refuses deterministic matrix products
@@ -26,6 +30,7 @@ class Place:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "float32"
     layout: torch.memory_format = torch.contiguous_format
+    cuda_graphs: bool = False  # a compiled system replays CUDA graphs
     ranks: Ranks = field(default_factory=Ranks.alone)
 
     @classmethod
@@ -73,8 +78,13 @@ class Place:
         layout = torch.channels_last if trainer.channels_last and convolves else torch.contiguous_format
         model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         if trainer.compile:
-            model.compile()
-        return replace(self, layout=layout)
+            model.compile(mode=None if trainer.compile is True else trainer.compile)
+        return replace(self, layout=layout, cuda_graphs=trainer.compile in CUDA_GRAPHS)
+
+    def begin_step(self) -> None:
+        """To be called before a system is: what it returned before may be overwritten from here on."""
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def autocast(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS[self.precision]

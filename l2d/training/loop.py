@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from l2d.data import Loader
+from l2d.errors import UserError
 from l2d.place import Place
 from l2d.training.state import TrainingState
 
@@ -37,6 +38,7 @@ def train_epoch(state: TrainingState, on_step: OnStep) -> None:
     model, loss_of = state.model, state.current.loss
     state.train_mode()
     for batch in state.loader.epoch(state.finished_epochs, start=state.step):
+        place.begin_step()
         with place.autocast():
             outputs = model(batch.inputs)
         loss = loss_of(outputs, batch)
@@ -48,7 +50,6 @@ def train_epoch(state: TrainingState, on_step: OnStep) -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
             scaler.step(optimizer)
             scaler.update()
-        state.schedule.step()
         state.advance(loss)
         if state.step % settings.log_every == 0:
             on_step(state.finished_epochs, state.step, state.steps_per_epoch, state.mean_loss())
@@ -66,8 +67,21 @@ class Predicted(NamedTuple):
 
 def predict(system: nn.Module, loader: Loader) -> Predicted:
     """The outputs of a whole split on every rank, with the labels and answers of its samples."""
-    parts = [(forward(system, batch.inputs, loader.place, loader.batch_size), *batch[1:]) for batch in loader.epoch()]
-    columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    outputs: Tensor | None = None  # [N, *]
+    seen: list[Tensor] = []
+    done = 0
+    for batch in loader.epoch():
+        part = forward(system, batch.inputs, loader.place, loader.batch_size)  # [B, *]
+        outputs = part.new_empty(loader.num_samples, *part.shape[1:]) if outputs is None else outputs
+        outputs[done : done + len(part)] = part  # copied: a CUDA graph overwrites its outputs
+        seen.append(batch.samples)
+        done += len(part)
+    if outputs is None:
+        raise UserError(
+            f"None of the {loader.num_samples} inputs of a split can be read; look at them with `l2d data check`."
+        )
+    samples = torch.cat(seen)
+    columns = outputs[:done], loader.labels[samples], loader.answers[samples], samples
     return Predicted(*(loader.place.ranks.gather(column).cpu() for column in columns))
 
 
@@ -77,6 +91,7 @@ def forward(system: nn.Module, inputs: Tensor, place: Place, rows: int = 0) -> T
     already compiled or tuned for."""
     missing = max(rows - len(inputs), 0)
     padded = F.pad(inputs, (0,) * (2 * inputs.dim() - 1) + (missing,)) if missing else inputs
+    place.begin_step()
     with place.autocast():
         outputs: Tensor = system.eval()(padded)
     return outputs[: len(inputs)].float()

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from math import cos, pi
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from l2d.errors import UserError
 
@@ -14,8 +13,23 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def make_schedule(optimizer: Optimizer, schedule: str, steps: int, epochs: int, warmup_epochs: float) -> LambdaLR:
-    """A linear warmup, then the schedule over the steps that remain; to be stepped every iteration, `steps` of them an epoch."""
+class Schedule:
+    """The learning rates of an optimiser: those it was made with, times a function of the number of steps done."""
+
+    def __init__(self, optimizer: Optimizer, multiplier: Callable[[int], float]):
+        self.optimizer, self.multiplier = optimizer, multiplier
+        self.rates: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self.set(0)
+
+    def set(self, steps_done: int) -> None:
+        """Set the rates of the step that follows."""
+        factor = self.multiplier(steps_done)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+
+def make_schedule(optimizer: Optimizer, schedule: str, steps: int, epochs: int, warmup_epochs: float) -> Schedule:
+    """A linear warmup, then the schedule over the steps that remain; `steps` of them are an epoch."""
     if schedule not in SCHEDULES:
         raise UserError(f"optim.schedule={schedule} must be {' or '.join(SCHEDULES)}.")
     total_steps, warmup_steps = epochs * steps, round(warmup_epochs * steps)
@@ -28,4 +42,4 @@ def make_schedule(optimizer: Optimizer, schedule: str, steps: int, epochs: int, 
             return (step + 1) / (warmup_steps + 1)
         return factor((step - warmup_steps) / (total_steps - warmup_steps))
 
-    return LambdaLR(optimizer, multiplier)
+    return Schedule(optimizer, multiplier)

@@ -40,6 +40,7 @@ class TrainingState:
         self.saved, self.epochs_since_save = time.monotonic(), 0
         # A GPU runs ahead of the host, which waits for it only at the log interval; on the CPU there is nothing to wait for.
         self.check_every = self.settings.log_every if self.place.device.type == "cuda" else 1
+        self.one_is_enough = self.check_every == 1 and self.place.ranks.count == 1  # to look at the last loss alone
         self.begin_stage(0)
 
     def begin_stage(self, number: int) -> None:
@@ -72,6 +73,11 @@ class TrainingState:
     @property
     def steps_per_epoch(self) -> int:
         return len(self.loader)
+
+    @property
+    def steps_of_stage(self) -> int:
+        """Steps done in this stage."""
+        return self.epoch * self.steps_per_epoch + self.step
 
     def stage_epochs(self, number: int) -> int:
         return self.stages[number].epochs or self.settings.epochs
@@ -107,9 +113,11 @@ class TrainingState:
         return True
 
     def advance(self, loss: Tensor) -> None:
+        """Count a step: its loss is looked at if it is time to, and the learning rate is that of the next one."""
         self.losses[self.step] = loss.detach()
         self.step += 1
-        if self.step % self.check_every == 0:
+        self.schedule.set(self.steps_of_stage)
+        if self.step % self.check_every == 0 and not (self.one_is_enough and math.isfinite(loss.item())):
             self.mean_loss()
 
     def mean_loss(self) -> float:
@@ -159,7 +167,6 @@ class TrainingState:
             "rows": self.rows,
             "system": self.system.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "own": self.place.ranks.collect({"losses": self.losses.cpu(), "random": random_state(self.place.device)}),
         }
@@ -200,7 +207,7 @@ class TrainingState:
             self.begin_stage(stage)
         self.epoch, self.step, self.skipped = epoch, step, state["skipped"]
         self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        self.schedule.set(self.steps_of_stage)
         self.scaler.load_state_dict(state["scaler"])
         own = state["own"][self.place.ranks.rank]
         self.losses.copy_(own["losses"])
@@ -208,7 +215,7 @@ class TrainingState:
         restore_random_state(own["random"], self.place.device)
 
     def _fail(self, step: int, after: str = "") -> None:
-        lr = self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](self.epoch * self.steps_per_epoch + step - 1)
+        lr = self.schedule.rates[0] * self.schedule.multiplier(self.epoch * self.steps_per_epoch + step - 1)
         last = self.checkpoints.existing()
         raise UserError(
             f"The loss was not finite at epoch {self.finished_epochs + 1}, step {step} (learning rate {lr:.3g}){after}; "

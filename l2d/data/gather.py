@@ -1,0 +1,34 @@
+"""Rows of a table for every step, gathered for several steps in one call of torch, which takes longer than to copy a small batch."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+MAX_BYTES = 1 << 21  # of the rows of several steps: they stay in the caches
+
+
+def several(steps: Sequence[Tensor], table: Tensor) -> Iterator[tuple[Tensor, list[int]]]:
+    """The indices of consecutive steps in one tensor [n], as many as have not too many bytes in a table, and how many rows each step has."""
+    row = max(table.nbytes // max(len(table), 1), 1)
+    done = 0
+    while done < len(steps):
+        some = steps[done : done + max(MAX_BYTES // (row * max(len(steps[done]), 1)), 1)]
+        yield torch.cat(list(some)), [len(index) for index in some]
+        done += len(some)
+
+
+def rows_of(table: Tensor, steps: Sequence[Tensor]) -> Iterator[Tensor]:
+    """table[index] of the index [B] of every step.
+
+    >>> [rows.tolist() for rows in rows_of(torch.tensor([5, 6, 7]), [torch.tensor([2, 0]), torch.tensor([1])])]
+    [[7, 5], [6]]
+    """
+    for index, sizes in several(steps, table):
+        yield from divide(table.index_select(0, index.to(table.device, non_blocking=True)), sizes)
+
+
+def divide(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """The rows of each step: tensors of their own, because a compiled model is compiled again for a view of another size."""
+    parts: Sequence[Tensor] = torch.unsafe_split_with_sizes(rows, sizes)
+    return parts
