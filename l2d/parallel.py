@@ -33,7 +33,7 @@ from l2d.sweep import SweepInterrupted
 from l2d.tracking.run_folder import record_death
 
 POLL_S = 0.2  # between two looks at what died, and whether there was a signal
-PROCESS_NAME = "CellProcess"  # with a number from 1; l2d/place/place.py takes the GPU from it
+PROCESS_NAME = "CellProcess"  # with a number from 1, and how many there are: l2d/place/memory.py reads them
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SPAWN = get_context("spawn")  # a forked process could not use CUDA or OpenMP if this one had
 
@@ -81,7 +81,7 @@ class Pool:
 
     def run(self, count: int) -> int:
         """Run all cells in `count` processes; return the signal that stopped them, or 0."""
-        count = min(count, len(self.configs))
+        count = self.count = min(count, len(self.configs))
         threads = {name: str(max(_processors() // count, 1)) for name in THREADS if name not in os.environ}
         forwarded = 0
         with StopSignal() as stop, env_override(threads):
@@ -111,7 +111,7 @@ class Pool:
         return forwarded
 
     def _start(self, slot: int, signals: list[int]) -> None:
-        self.workers.append(Worker(slot, self.left.popleft(), signals))
+        self.workers.append(Worker(f"{slot + 1}-{self.count}", slot, self.left.popleft(), signals))
 
     def _answer(self, worker: "Worker", stopping: bool) -> None:
         """Take what the process sent (that it is ready, or what became of its cell), and give it a cell or let it go."""
@@ -149,11 +149,11 @@ class Pool:
 class Worker:
     """A process in one of the places (`slot`), and the cell that it has (None: it was told to end)."""
 
-    def __init__(self, slot: int, cell: int, signals: list[int]):
+    def __init__(self, number: str, slot: int, cell: int, signals: list[int]):
         self.slot = slot
         self.cell: int | None = cell
         self.connection, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=work, args=(theirs, signals), name=f"{PROCESS_NAME}-{slot + 1}")
+        self.process = _SPAWN.Process(target=work, args=(theirs, signals), name=f"{PROCESS_NAME}-{number}")
         with _blocked(signals):
             self.process.start()
         theirs.close()

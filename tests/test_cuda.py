@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from multiprocessing import current_process
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from l2d.errors import UserError
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
 from l2d.place import Place, Ranks
-from l2d.place.memory import available_memory
+from l2d.place.memory import available_memory, share_gpu, sweep_process
 from l2d.place.place import WORKSPACE
 from l2d.place.ranks import refuse_shared_gpus
 from l2d.signals import StopSignal
@@ -384,6 +385,35 @@ def test_free_memory_is_that_of_the_runs_own_gpu_and_asking_starts_no_cuda(gpus)
     assert available_memory() > 1000 and gpus.calls == []
     Place.choose("cuda:1", "auto", Ranks.alone())
     assert available_memory() == 1000 and gpus.calls[0][:2] == ("set_device", "cuda:1")
+
+
+@pytest.mark.parametrize(("processes", "allowed"), [(2, 4400), (4, 1900)])
+def test_processes_that_share_a_gpu_have_an_even_part_of_its_memory_after_what_cuda_takes(
+    monkeypatch, processes, allowed
+):
+    """Of 10,000 MB; a process that has reserved 100 of its part has that much less left, and no more than is free."""
+    mb, limits = 2**20, []
+    for name, function in {
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=10_000 * mb),
+        "set_per_process_memory_fraction": lambda share, device: limits.append((round(share * 10_000), device.index)),
+        "is_initialized": lambda: True,
+        "current_device": lambda: 1,
+        "mem_get_info": lambda: (3000 * mb, 10_000 * mb),
+        "memory_reserved": lambda: 100 * mb,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr("l2d.place.memory._allowed", {})
+    assert available_memory() == 3000 * mb
+    share_gpu(torch.device("cuda:1"), processes)
+    assert limits == [(allowed, 1)]
+    assert round(available_memory() / mb) == min(3000, allowed - 100)
+
+
+def test_the_processes_of_a_sweep_share_the_ram(monkeypatch):
+    whole = available_memory()
+    monkeypatch.setattr(current_process(), "name", "CellProcess-2-4")
+    assert sweep_process() == (1, 4)
+    assert available_memory() == pytest.approx(whole / 4, rel=0.2)
 
 
 def test_two_ranks_on_one_gpu_are_refused():

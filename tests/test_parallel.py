@@ -191,7 +191,7 @@ def test_a_killed_process_costs_its_own_cell(tmp_path, undisturbed):
     assert "SIGKILL" in json.loads((killed / "result.json").read_text())["error"]
     told = sorted(path.read_text() for path in tmp_path.glob("worker-*"))
     share = max(len(os.sched_getaffinity(0)) // 2, 1)
-    assert told == [f"CellProcess-{slot} {share}" for slot in (1, 1, 2, 2)], "a new process in each of the two places"
+    assert told == [f"CellProcess-{slot}-2 {share}" for slot in (1, 1, 2, 2)], "a new process in each of the two places"
     assert {path.name for path in tmp_path.glob("job-*")} == {f"job-{number}" for number in range(4)}
 
     with Sweep(tmp_path, *PARALLEL) as sweep:
@@ -244,8 +244,12 @@ def test_the_processes_of_a_sweep_take_the_gpus_in_turn(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    shared = []
+    monkeypatch.setattr("l2d.place.place.share_gpu", lambda device, processes: shared.append((device.index, processes)))
     chosen = []
     for number in (1, 2, 3):
-        monkeypatch.setattr(current_process(), "name", f"{PROCESS_NAME}-{number}")
+        monkeypatch.setattr(current_process(), "name", f"{PROCESS_NAME}-{number}-3")
         chosen.append(Place.choose("auto", "float32", Ranks.alone()).device.index)
-    assert chosen == [0, 1, 0]
+    assert chosen == [0, 1, 0] and shared == [(0, 2), (0, 2)], "the second has its GPU for itself"
+    Place.choose("cuda:1", "float32", Ranks.alone())
+    assert shared[2:] == [(1, 3)], "all three are told to take this one"

@@ -13,7 +13,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from l2d.data import Loader, Split
+from l2d.data import Loader, Preprocessing, Split
+from l2d.data.vectors import Vectors
 from l2d.errors import UserError
 from l2d.losses import DeferralLoss
 from l2d.models import MLP
@@ -287,7 +288,8 @@ BF16 = """
 import torch
 from pathlib import Path
 from omegaconf import OmegaConf
-from l2d.data import Loader, Split
+from l2d.data import Loader, Preprocessing, Split
+from l2d.data.vectors import Vectors
 from l2d.losses import DeferralLoss
 from l2d.place import Place, Ranks
 from l2d.systems import ScoreSystem
@@ -389,6 +391,44 @@ def test_a_compiled_run_compiles_nothing_twice_and_ends_as_one_that_is_not(compo
     assert metrics("compiled", "trainer.compile=true") == metrics("plain")
     assert static == [True] * 3 and not counters["graph_break"]
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("mode", "graphs"), [("reduce-overhead", True), ("max-autotune-no-cudagraphs", False)])
+def test_a_mode_of_compilation_reaches_torch_and_cuda_graphs_are_told_of_every_step(
+    composed, tmp_path, monkeypatch, mode, graphs
+):
+    """Four of training, and one batch of test samples; the loss belongs to its step."""
+    from l2d.train import run
+
+    modes, steps = [], []
+    monkeypatch.setattr(torch, "compile", lambda model, mode: modes.append(mode) or model)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    small = (
+        "dataset.num_train=20",
+        "dataset.num_test=10",
+        "trainer.epochs=2",
+        "trainer.batch_size=10",
+        "backbone.hidden=8",
+    )
+    run(composed(*small, f"trainer.compile={mode}", f"output_dir={tmp_path}", "verbose=false", "trainer.device=cpu"))
+    assert modes == [mode, mode]  # of the system and of its loss
+    assert len(steps) == (5 if graphs else 0)
+
+
+def test_outputs_that_the_next_batch_overwrites_are_kept():
+    """As those of a CUDA graph, which always writes to the same memory."""
+
+    class Replayed(nn.Module):
+        memory = torch.empty(4, 1)
+
+        def forward(self, inputs):
+            return self.memory.copy_(inputs)
+
+    values = torch.arange(10.0)[:, None]  # [N, 1]
+    vectors = Vectors(values.numpy(), Preprocessing((1,)))
+    split = Split(vectors, torch.arange(10), torch.zeros(10, 1, dtype=torch.int8))
+    predicted = predict(Replayed(), Loader(split, Place(), batch_size=4))
+    assert torch.equal(predicted.outputs, values) and torch.equal(predicted.labels, torch.arange(10))
 
 
 def test_a_whole_run_repeats_with_its_seed(composed, tmp_path):

@@ -176,4 +176,7 @@ def _memory(out: Output, dataset: Dataset, place: Place, expert_bytes: int, syst
         rows.append(("its gradients", memory_size(weights)))
     rows.append(("free now", memory_size(available_memory())))
     out.table([f"memory on {place.device}", ""], rows)
-    out.print("The optimiser's state and the activations of a batch come on top.")
+    out.print(
+        "The optimiser's state and the activations of a batch come on top. Every process of a sweep has all of this for itself: "
+        "with hydra.launcher.n_jobs above the number of GPUs it is there several times on each."
+    )

@@ -3,7 +3,6 @@
 import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from l2d.errors import UserError
+from l2d.place.memory import share_gpu, sweep_process
 from l2d.place.ranks import Ranks
 
 CUDA_GRAPHS = (
@@ -50,8 +50,11 @@ class Place:
         machine get one GPU each. A GPU becomes the current device, before anything is allocated."""
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
+        number, processes = sweep_process()
         if name == "cuda" and torch.cuda.is_available():
-            name = f"cuda:{(_worker() + ranks.local) % torch.cuda.device_count()}"
+            gpus = torch.cuda.device_count()
+            name = f"cuda:{(number + ranks.local) % gpus}"
+            processes = len(range(number % gpus, processes, gpus))  # those of a sweep take the GPUs in turn
         try:
             device = torch.device(name)
             if device.type not in ("cpu", "cuda", "mps"):
@@ -66,6 +69,8 @@ class Place:
             raise UserError(f"trainer.device={name}: this machine has no Apple GPU; use trainer.device=auto or cpu.")
         if device.type == "cuda":
             start_cuda(device)
+            if processes > 1:
+                share_gpu(device, processes)
         if precision == "auto":
             precision = "bf16" if device.type == "cuda" and computes_in_bf16(device) else "float32"
         if precision not in PRECISIONS:
@@ -108,12 +113,6 @@ class Place:
             status = Path("/proc/self/status").read_text()
             return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
         return None
-
-
-def _worker() -> int:
-    """The index of this process among those of a parallel sweep (l2d/parallel.py), which take the GPUs in turn; else 0."""
-    name, _, number = current_process().name.partition("-")
-    return int(number) - 1 if name == "CellProcess" else 0
 
 
 def start_cuda(device: torch.device) -> None:
