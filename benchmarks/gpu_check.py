@@ -132,6 +132,7 @@ def checks(bench: Bench) -> Iterator[tuple[str, Check]]:
         TREE if bench.gpu else ("dataset.num_train=64", "dataset.num_test=32")
     )  # on a CPU a convolution compiles for minutes
     yield "compile", lambda: metrics_of(bench.train(*small, "trainer.compile=true"))
+    yield "compile, CUDA graphs", lambda: metrics_of(bench.train(*small, "trainer.compile=reduce-overhead"))
     yield "weights read back", lambda: read_back(bench)
     for backbone in ("wrn28", "resnet18", "mobilenet_v2"):
         yield f"deterministic twice, {backbone}", lambda b=backbone: twice(bench, b)
