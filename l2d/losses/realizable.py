@@ -36,13 +36,13 @@ class Realizable(nn.Module):
     def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The loss of each sample, [B]."""
         among = scores if self.complete else without_unanswered(scores, answers)  # [B, K+J]
-        wrong = torch.ones_like(among, dtype=torch.bool).scatter_(1, labels[:, None], False)  # [B, K+J]
-        wrong[:, self.num_classes :] = answers != labels[:, None]
-        right = among.masked_fill(wrong, -torch.inf)
-        # log sum exp(right) - log sum exp(among), as a difference of two log-softmaxes of one column, which are fused
-        best = right.argmax(dim=1)  # [B]
-        log_u = F.cross_entropy(right, best, reduction="none") - F.cross_entropy(among, best, reduction="none")  # [B]
-        loss = -torch.expm1(self.q * log_u) / self.q if self.q else -log_u
+        # -log u = log sum exp(all) - log sum exp(right): the difference of two log-softmaxes of the label, each one fused call
+        without_wrong = torch.full_like(among, -torch.inf).scatter_(1, labels[:, None], 0.0)  # [B, K+J]
+        without_wrong[:, self.num_classes :].masked_fill_(answers == labels[:, None], 0.0)
+        right = F.cross_entropy(among + without_wrong, labels, reduction="none")  # [B]
+        loss = F.cross_entropy(among, labels, reduction="none") - right
+        if self.q:
+            loss = torch.expm1(-self.q * loss) * (-1 / self.q)
         if self.alpha == 1:
             return loss
         alone = F.cross_entropy(scores[:, : self.num_classes], labels, reduction="none")  # [B]
