@@ -24,7 +24,7 @@ from l2d.compose import compose
 from l2d.config import build
 from l2d.data import Batch, Dataset, Images, Loader, Preprocessing, Split, listed_by
 from l2d.data.dataset import Generated
-from l2d.evaluation.evaluator import PROBE_SIZE, evaluate
+from l2d.evaluation.evaluator import PROBE_SIZE, Known, evaluate
 from l2d.place import Place
 from l2d.systems import load_system
 from l2d.task import load_task
@@ -171,7 +171,7 @@ def evaluation_share(repeats: int) -> Row:
     place = Place().take(system, cfg.trainer)
     loader = Loader(task.test, place, BATCH)
     bare = Bare(system.backbone, place.layout, 0, steps)
-    pairs = alternated(lambda: evaluate(cfg, system, {"test": predict(system, loader)}, None), bare.test, repeats)
+    pairs = alternated(lambda: evaluate(cfg, system, {"test": predict(system, loader)}, Known.of(task)), bare.test, repeats)
     return Row("evaluation, MLP 3072-64, J=20 / bare forward passes", [b / a for a, b in pairs], ">= 0.85")
 
 
