@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from l2d.atomic import read_bytes, read_text
 from l2d.config import plain
-from l2d.data.load import data_digest
 from l2d.errors import UserError, notify
 from l2d.source import code_digests
 
@@ -51,9 +50,12 @@ def identity(cfg: DictConfig, data: str | None = None) -> dict[str, Any]:
     whole = settings(cfg)
     if code := code_digests(whole):
         whole["code"] = code
-    digest = data_digest(cfg) if data is None else data
-    if digest:
-        whole["data"] = digest
+    if data is None:
+        from l2d.data.load import data_digest  # here, because names and labels alone need no data
+
+        data = data_digest(cfg)
+    if data:
+        whole["data"] = data
     if cfg.get("init"):
         whole["init"] = _run_fingerprint(Path(cfg.init))
     return whole
