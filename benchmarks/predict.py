@@ -9,6 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from measure import Row, alternated, main
 
 import l2d
 from l2d.compose import compose
+from l2d.export import main as export
 from l2d.inference import TrainedSystem
+from l2d.inference.served import served_inputs
+from l2d.inference.verify import open_onnx
 from l2d.inference.write import write
 from l2d.train import run
 from l2d.training.loop import forward
@@ -41,6 +45,11 @@ def trained(folder: Path, *words: str) -> TrainedSystem:
     return l2d.load(result.parent)
 
 
+def bare_loop(system: TrainedSystem, inputs: Any) -> None:
+    for _, values, _ in system.intake.batches(inputs, BATCH):
+        forward(system.system, system.prepared(values), system.place)
+
+
 def share_of_bare(name: str, target: str, system: TrainedSystem, inputs: Any, repeats: int) -> Row:
     """Bare time / l2d's time."""
     out = system.run.folder.with_suffix(".csv")
@@ -48,14 +57,24 @@ def share_of_bare(name: str, target: str, system: TrainedSystem, inputs: Any, re
     def ours() -> None:
         write(out, system.stream(inputs, system.decider(system.cfg), BATCH))
 
-    def bare() -> None:
-        for _, values, _ in system.intake.batches(inputs, BATCH):
-            forward(system.system, system.prepared(values), system.place)
-
-    pairs = alternated(ours, bare, repeats)
+    pairs = alternated(ours, partial(bare_loop, system, inputs), repeats)
     count = len(out.read_text().splitlines()) - 1
     fast, slow = (count / statistics.median(side) for side in zip(*pairs, strict=True))
     return Row(name, [b / a for a, b in pairs], target, f"{fast:,.0f} of {slow:,.0f} inputs/s")
+
+
+def exported_share(name: str, system: TrainedSystem, inputs: Any, repeats: int) -> Row:
+    """Bare time / that of the exported file by onnxruntime, which also computes beliefs and decisions."""
+    file = system.run.folder / "model.onnx"
+    with redirect_stdout(io.StringIO()):
+        export([str(system.run.folder), "--out", str(file)])
+    exported = open_onnx(file)
+
+    def ours() -> None:
+        for _, values, _ in system.intake.batches(inputs, BATCH):
+            exported(served_inputs(system, values))
+
+    return Row(name, [b / a for a, b in alternated(ours, partial(bare_loop, system, inputs), repeats)])
 
 
 def measure(repeats: int) -> Iterator[Row]:
@@ -74,6 +93,9 @@ def measure(repeats: int) -> Iterator[Row]:
                 f"predict, photographs of a run on {feed} images, ResNet-18 at 64 px / bare loop over the same loader"
             )
             yield share_of_bare(name, ">= 0.9", system, folder / "photographs" / "test", repeats)
+            yield exported_share(
+                f"the same run exported, by onnxruntime ({feed})", system, folder / "photographs" / "test", repeats
+            )
         rng = np.random.default_rng(0)
         x, y = rng.standard_normal((20_000, 768), dtype=np.float32), rng.integers(0, 10, 20_000)  # [N, D], [N]
         np.savez(folder / "vectors.npz", x=x, y=y, answers=rng.integers(0, 10, (len(x), 3)))
@@ -81,6 +103,7 @@ def measure(repeats: int) -> Iterator[Row]:
             folder / "vectors", "dataset=features", f"dataset.path={folder / 'vectors.npz'}", "experts.num=3"
         )
         yield share_of_bare("predict, vectors of 768, MLP / bare loop over the same loader", "", system, x, repeats)
+        yield exported_share("the same run exported, by onnxruntime (vectors)", system, x, repeats)
 
 
 if __name__ == "__main__":
