@@ -33,9 +33,10 @@ def run_l2d(*words: str, folder: Path | None = None) -> subprocess.CompletedProc
         return subprocess.CompletedProcess(words, wait(child), out.read_text(), err.read_text())
 
 
-def start_script(script: Path, *arguments: str):
-    """Start `python SCRIPT ARGUMENTS` in the current folder; what it says goes to output.txt."""
-    return _fork(_script, [str(script), *arguments], os.getcwd(), {**os.environ}, "output.txt", "output.txt")
+def start_script(script: Path, *arguments: str, folder: str = ".", environment: dict[str, str] | None = None):
+    """Start `python SCRIPT ARGUMENTS` in a folder; what it says goes to output.txt there."""
+    place = os.path.abspath(folder), environment or {**os.environ}, "output.txt", "output.txt"
+    return _fork(_script, [str(script), *arguments], *place)
 
 
 def wait(child) -> int:

@@ -27,10 +27,26 @@ EMBEDDED = (
     "dataset.num_train=300", "dataset.num_test=90", "dataset.num_classes=6", "dataset.group_size=6", "backbone.hidden=16",
     "trainer.epochs=8", "trainer.batch_size=16", "experts.num=3", "held_out=0.3",
 )  # fmt: skip
+LONG = [
+    ("test_distributed.py",), ("test_documentation.py",), ("test_slurm.py", "test_fuzz.py", "test_examples.py", "test_parallel.py"),
+]  # files, about as long in all  # fmt: skip
 FEATURES = ("experts.num=null", "trainer.epochs=4", "trainer.batch_size=32", "backbone.hidden=8", "loss=picce_ova")
 
 torch.set_num_threads(1)
 forkserver.ensure_running()  # before a test of the streaming loader starts it with less
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every process begins with files whose tests take long, so that none of them is left when all others are done."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    others = [item for item in items if not any(item.path.name in files for files in LONG)]
+    share = -(-len(others) // processes)
+    ordered: list[pytest.Item] = []
+    for number in range(processes):
+        first = [name for files in LONG[number::processes] for name in files]
+        ordered += [item for item in items if item.path.name in first]
+        ordered += others[number * share : (number + 1) * share]
+    items[:] = ordered
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ MAX_BYTES = 1 << 21  # of the rows of several steps: they stay in the caches
 
 
 def several(steps: Sequence[Tensor], table: Tensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """The indices of consecutive steps in one tensor [n], as many as have not too many bytes in a table, and how many rows each step has."""
+    """The indices of as many consecutive steps as have MAX_BYTES in a table, in one tensor [n], and how many of them each step has."""
     row = max(table.nbytes // max(len(table), 1), 1)
     done = 0
     while done < len(steps):

@@ -121,7 +121,7 @@ class ResidentFeed(ImageFeed):
                 first = ranks.rank + step * len(order[0]) * ranks.count
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
         else:
-            stored = images_of(self.images, order[start:])
+            stored = images_of(self.images, on_device[start:])
             for step, (images, index) in enumerate(zip(stored, on_device[start:], strict=True), start):
                 yield self.prepare(images, epoch, step), index
 

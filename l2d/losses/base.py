@@ -23,13 +23,12 @@ class Base(ABC):
     vouches = True  # beliefs are probabilities, and not only in their order
     one_distribution = True  # classes and experts share it, so that experts can flatten the labels
 
-    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss of each sample, [B]; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given."""
-        return self.losses(scores, labels, weights, weight)
-
     @abstractmethod
-    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
-        """The loss [B], with the fewest calls of torch: a step of a small model waits for them."""
+    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss of each sample, [B]; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given.
+
+        In few calls of torch, because a step of a small model waits for them.
+        """
 
     @abstractmethod
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
@@ -41,7 +40,7 @@ class CE(Base):
 
     name = "ce"
 
-    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight)
         return F.cross_entropy(scores, targets, reduction="none")  # [B]
 
@@ -56,7 +55,7 @@ class OvA(Base):
 
     name = "ova"
 
-    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
         columns = None if weight is None else _experts_alone(weight, scores, weights, classes=1)
         targets = _targets(scores, labels, weights)
         return F.binary_cross_entropy_with_logits(scores, targets, columns, reduction="none").sum(dim=1)  # [B]
@@ -78,7 +77,7 @@ class GCE(Base):
         self.q = q
         self.vouches = self.one_distribution = q < 1
 
-    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight, 1 - self.q)
         log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
         return -(targets * torch.expm1(self.q * log_p)).sum(dim=1) / self.q  # [B]
@@ -94,7 +93,7 @@ class Decoupled(Base):
     name = "decoupled"
     one_distribution = False
 
-    def losses(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None) -> Tensor:
+    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
         classes, experts = scores.tensor_split([scores.shape[1] - weights.shape[1]], dim=1)  # [B, K], [B, J]
         label = F.cross_entropy(classes, labels, reduction="none")  # [B]
         logits = self.logits(classes, experts)  # [B, J]
