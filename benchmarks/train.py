@@ -25,7 +25,7 @@ from l2d.compose import compose
 from l2d.config import build
 from l2d.data import Batch, Dataset, Images, Loader, Preprocessing, Split, listed_by
 from l2d.data.dataset import Generated
-from l2d.evaluation.evaluator import PROBE_SIZE, Known, evaluate
+from l2d.evaluation.evaluator import PROBE_SIZE, Known, evaluate, evaluation_loaders
 from l2d.place import Place
 from l2d.systems import load_system
 from l2d.task import load_task
@@ -170,7 +170,7 @@ def evaluation_share(repeats: int) -> Row:
     task = load_task(cfg)
     system = load_system(cfg, task)
     place = Place().take(system, cfg.trainer)
-    loader = Loader(task.test, place, BATCH)
+    loader = evaluation_loaders(cfg, system, task, place)["test"]
     bare = Bare(system.backbone, place.layout, 0, steps)
     pairs = alternated(
         lambda: evaluate(cfg, system, {"test": predict(system, loader)}, Known.of(task)), bare.test, repeats

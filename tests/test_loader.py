@@ -6,6 +6,7 @@ import torch
 
 from l2d.data import Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS
+from l2d.data.batch_memory import empty_floats
 from l2d.place import Place
 
 COUNT = 23
@@ -138,3 +139,26 @@ def test_flip_mirrors_whole_images_left_to_right():
     kept = [torch.equal(o, i) for o, i in zip(out, images, strict=True)]
     assert all(a != b for a, b in zip(mirrored, kept, strict=True))
     assert 30 < sum(mirrored) < 70
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_memory_of_a_batch_is_given_out_again_only_when_nothing_refers_to_it(layout):
+    first = empty_floats((2, 3, 4, 4), layout).zero_()
+    view, address = first[1:, :, 2:], first.data_ptr()
+    del first
+    others = [empty_floats((2, 3, 4, 4), layout).fill_(1) for _ in range(6)]
+    assert not view.any()
+    assert len({other.data_ptr() for other in others}) == 6
+    del view
+    again = [empty_floats((1, 3, 4, 4), layout) for _ in range(6)]  # of another size, in the same memory
+    assert address in {batch.data_ptr() for batch in again}
+    assert all(batch.data_ptr() % 64 == 0 and batch.is_contiguous(memory_format=layout) for batch in [*others, *again])
+
+
+def test_memory_of_a_batch_is_kept_for_the_backward_pass():
+    weight = torch.ones(4, requires_grad=True)
+    product = (empty_floats((1, 1, 2, 4), torch.contiguous_format).fill_(2) * weight).sum()
+    for _ in range(6):
+        empty_floats((1, 1, 2, 4), torch.contiguous_format).fill_(9)
+    product.backward()
+    assert weight.grad.tolist() == [4.0] * 4

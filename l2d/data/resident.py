@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from l2d.data.augment import augmentation, centre_crop, random_boxes_and_flips, random_resized_crop_flip, resample_bytes
+from l2d.data.batch_memory import empty_floats
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
 from l2d.data.gather import rows_of
@@ -162,14 +163,6 @@ def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:
     if images.device.type != "cpu" or images.dtype == torch.float32:
         return images.to(torch.float32, memory_format=memory_format)
     return empty_floats(images.shape, memory_format).copy_(images)
-
-
-def empty_floats(shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
-    """An uninitialised float32 CPU tensor in memory from numpy, which uses huge pages: half the time for large images."""
-    batch, channels, height, width = shape
-    if memory_format == torch.channels_last:
-        return torch.from_numpy(np.empty((batch, height, width, channels), dtype=np.float32)).permute(0, 3, 1, 2)
-    return torch.from_numpy(np.empty(shape, dtype=np.float32))
 
 
 def keep_freed_memory() -> None:

@@ -1,6 +1,7 @@
 """The one decision of the package: the action with the highest utility, [eta_1 .. eta_K, Acc_j - cost_j - price_j]."""
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -72,22 +73,23 @@ def decide(
         utility = utility if charge is None else utility - charge.to(utility)
     if available is not None:
         utility = utility.masked_fill(~available, -torch.inf)
-    order = beliefs.new_zeros(1).expand(beliefs.shape) if order is None else order  # zeros: no order among equals
     if torch.compiler.is_compiling():  # in an exported graph the number of rows is not known
         return _decide(beliefs, utility, order, num_classes)
-    rows = zip(beliefs.split(ROWS), utility.split(ROWS), order.split(ROWS), strict=True)
-    parts = [_decide(*some, num_classes) for some in rows]
+    tables = beliefs.split(ROWS), utility.split(ROWS), repeat(None) if order is None else order.split(ROWS)
+    parts = [_decide(*some, num_classes) for some in zip(*tables, strict=False)]
     predicted, expert, gain, asked = (torch.cat(column) for column in zip(*(part[:4] for part in parts), strict=True))
     return Decision(predicted, expert, gain, asked)
 
 
-def _decide(beliefs: Tensor, utility: Tensor, order: Tensor, num_classes: int) -> Decision:
+def _decide(beliefs: Tensor, utility: Tensor, order: Tensor | None, num_classes: int) -> Decision:
     """The decision of some rows: beliefs [B, K+J], the experts' utility [B, J], order [B, K+J]."""
-    predicted = highest(beliefs[:, :num_classes], order[:, :num_classes])  # [B]
-    expert = highest(utility, order[:, num_classes:])  # [B]
+    classes, experts = (None, None) if order is None else order.tensor_split([num_classes], dim=1)
+    predicted = highest(beliefs[:, :num_classes], classes)  # [B]
+    expert = highest(utility, experts)  # [B]
     gain = utility - pick(beliefs, predicted)[:, None]  # [B, J]
-    ahead = order[:, num_classes:] > pick(order, predicted)[:, None]  # [B, J]
-    gain = gain.masked_fill((gain == 0) & ahead, torch.finfo(gain.dtype).tiny)
+    if classes is not None and experts is not None:
+        ahead = experts > pick(classes, predicted)[:, None]  # [B, J]
+        gain = gain.masked_fill((gain == 0) & ahead, torch.finfo(gain.dtype).tiny)
     return Decision(predicted, expert, gain, torch.zeros_like(gain, dtype=torch.bool)).at_price(0)
 
 
@@ -96,7 +98,13 @@ def pick(table: Tensor, column: Tensor) -> Tensor:
     return table.gather(1, column[:, None]).squeeze(1)
 
 
-def highest(utility: Tensor, order: Tensor) -> Tensor:
-    """The column of the highest utility in each row, by the highest `order` among equals, [N]."""
-    highest = utility == utility.max(dim=1, keepdim=True).values
-    return order.masked_fill(~highest, -torch.inf).argmax(dim=1)
+def highest(utility: Tensor, order: Tensor | None = None) -> Tensor:
+    """The column of the highest utility in each row [N], among equals by the highest `order`, then the first."""
+    if order is None:
+        return utility.argmax(dim=1)
+    best = utility.amax(dim=1, keepdim=True)  # [N, 1]
+    if utility.device.type == "cpu" and not torch.compiler.is_compiling():
+        first = order.argmax(dim=1)  # the answer, if its utility is the highest in all rows, as it is without costs
+        if torch.equal(pick(utility, first), best[:, 0]):
+            return first
+    return order.masked_fill(utility != best, -torch.inf).argmax(dim=1)

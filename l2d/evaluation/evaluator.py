@@ -120,7 +120,15 @@ def evaluation_loaders(cfg: DictConfig, system: System, task: Task, place: Place
     splits = {name: split for name, split in task.splits().items() if name != "train"}
     if system.about_panel:
         splits["context"] = task.context(system.context, cfg.seed)
-    return {name: Loader(split, place, cfg.trainer.batch_size, cfg.seed) for name, split in splits.items()}
+    rows = evaluation_batch_size(cfg.trainer, place)
+    return {name: Loader(split, place, rows, cfg.seed) for name, split in splits.items()}
+
+
+def evaluation_batch_size(trainer: DictConfig, place: Place) -> int:
+    """That of training, for which shapes are compiled and tuned; else twice as much, because larger matrix products are faster.
+    Without gradients it takes no more memory."""
+    fixed = trainer.compile or place.device.type != "cpu"
+    return int(trainer.batch_size * (1 if fixed else 2))
 
 
 def chosen_metrics(cfg: DictConfig) -> list[Metric]:

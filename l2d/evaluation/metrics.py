@@ -35,7 +35,7 @@ def system_error(outcome: Outcome) -> float:
 def coverage(outcome: Outcome) -> float:
     """Share of samples that are not deferred."""
     total = len(outcome.labels)
-    return 100 * (total - _count(outcome.decision.deferred)) / total
+    return 100 * (total - _count(outcome.deferred)) / total
 
 
 def classifier_accuracy(outcome: Outcome) -> float:
@@ -45,34 +45,33 @@ def classifier_accuracy(outcome: Outcome) -> float:
 
 def classifier_accuracy_kept(outcome: Outcome) -> float | None:
     """Accuracy of the predicted class on the samples that are not deferred."""
-    return _share(outcome.classifier_right, ~outcome.decision.deferred)
+    return _share(outcome.classifier_right, ~outcome.deferred)
 
 
 def expert_accuracy_deferred(outcome: Outcome) -> float | None:
     """Accuracy of what the asked experts say, or of what a rule makes of it, on the samples that are deferred."""
-    return _share(outcome.right, outcome.decision.deferred)
+    return _share(outcome.right, outcome.deferred)
 
 
 def best_expert_accuracy(outcome: Outcome) -> float | None:
     """Accuracy of the most accurate single expert, each over the answers it gave."""
-    return max((a for a in expert_accuracy(outcome) if a is not None), default=None)
+    return max((a for a in outcome.expert_accuracy if a is not None), default=None)
 
 
 def majority_vote_accuracy(outcome: Outcome) -> float | None:
     """Accuracy of the answer most experts gave (ties: that of the first expert among them), where anybody answered."""
-    return _share(outcome.majority == outcome.labels, outcome.recorded.any(dim=1))
+    return _share(outcome.majority == outcome.labels, outcome.num_recorded > 0)
 
 
 def random_expert_accuracy(outcome: Outcome) -> float | None:
     """Accuracy of one expert, drawn anew for each sample among those who answered it: the expectation, where anybody answered."""
-    given = outcome.recorded.sum(dim=1)  # [N]
-    share = outcome.experts_right.sum(dim=1).double() / given  # [N]; nan where nobody answered
-    return 100 * share[given > 0].mean().item() if given.any() else None
+    mean = float((outcome.num_right.double() / outcome.num_recorded).nanmean())  # 0 / 0 where nobody answered
+    return None if math.isnan(mean) else 100 * mean
 
 
 def any_expert_correct(outcome: Outcome) -> float:
     """Share of samples on which at least one expert is right: what perfect routing to experts alone would reach."""
-    return 100 * _count(outcome.experts_right.any(dim=1)) / len(outcome.labels)
+    return 100 * _count(outcome.num_right > 0) / len(outcome.labels)
 
 
 def system_cost(outcome: Outcome) -> float | None:
@@ -92,17 +91,18 @@ def questions_asked(outcome: Outcome) -> float:
 
 def set_size(outcome: Outcome) -> float | None:
     """How many experts are asked about a sample that is deferred, on average."""
-    deferred = _count(outcome.decision.deferred)
+    deferred = _count(outcome.deferred)
     return _count(outcome.decision.asked) / deferred if deferred else None
 
 
 def false_negative_rate(outcome: Outcome) -> float | None:
     """Share of the experts who are there and right that are not asked: mean over the samples that are deferred and have any."""
     decision = outcome.decision
-    right = outcome.experts_right & (decision.gain > -math.inf) & decision.deferred[:, None]  # [N, J]
+    right = outcome.experts_right & (decision.gain > -math.inf)  # [N, J]
     total = right.sum(dim=1)  # [N]
-    missed = (right & ~decision.asked).sum(dim=1).double()[total > 0] / total[total > 0]
-    return 100 * float(missed.mean()) if len(missed) else None
+    missed = (total - (right & decision.asked).sum(dim=1)).double() / total  # [N]; 0 / 0 where nobody is right
+    mean = float(missed[outcome.deferred].nanmean())
+    return None if math.isnan(mean) else 100 * mean
 
 
 def deferred_to(outcome: Outcome) -> list[float]:
@@ -112,8 +112,7 @@ def deferred_to(outcome: Outcome) -> list[float]:
 
 def expert_accuracy(outcome: Outcome) -> list[float | None]:
     """Accuracy of each expert over the answers it gave."""
-    right, given = outcome.experts_right.sum(dim=0).tolist(), outcome.recorded.sum(dim=0).tolist()
-    return [100 * hits / answers if answers else None for hits, answers in zip(right, given, strict=True)]
+    return outcome.expert_accuracy
 
 
 def answered(outcome: Outcome) -> list[float]:

@@ -78,6 +78,27 @@ class Outcome:
         return self.answers == self.labels[:, None]
 
     @cached_property
+    def num_recorded(self) -> Tensor:
+        """How many experts answered a sample, [N]."""
+        return self.recorded.sum(dim=1)
+
+    @cached_property
+    def num_right(self) -> Tensor:
+        """How many experts are right about a sample, [N]."""
+        return self.experts_right.sum(dim=1)
+
+    @cached_property
+    def expert_accuracy(self) -> list[float | None]:
+        """Percentage of right answers among those that each expert gave; None for one who gave none."""
+        right, given = self.experts_right.sum(dim=0).tolist(), self.recorded.sum(dim=0).tolist()
+        return [100 * hits / answers if answers else None for hits, answers in zip(right, given, strict=True)]
+
+    @cached_property
+    def deferred(self) -> Tensor:
+        """[anybody is asked], [N]."""
+        return self.decision.deferred
+
+    @cached_property
     def classifier_right(self) -> Tensor:
         """[the predicted class is right], [N]."""
         return self.decision.predicted == self.labels
@@ -98,12 +119,12 @@ class Outcome:
         if self.decision.answer is not None:
             return self.decision.answer
         given = pick(self.answers, self.decision.expert).to(self.decision.predicted.dtype)
-        return torch.where(self.decision.deferred, given, self.decision.predicted)
+        return torch.where(self.deferred, given, self.decision.predicted)
 
     @cached_property
     def majority(self) -> Tensor:
         """The answer that most experts gave, [N]; among equals that of the first expert; -1 where nobody answered."""
-        return vote(self.answers, self.recorded, torch.ones(1, 1), torch.zeros(1, 1))
+        return vote(self.answers, self.recorded, torch.ones(1, 1))
 
 
 def outcome_of(scores: Tensor, labels: Tensor, answers: Tensor, loss: Any) -> Outcome:
@@ -152,9 +173,4 @@ def observe(
 
 def believed(system: System, outputs: Tensor) -> Tensor:
     """The beliefs [N, K+J], some rows at a time, which bounds the memory for what is computed on the way."""
-    first = system.beliefs(outputs[:ROWS])
-    beliefs = first.new_empty(len(outputs), first.shape[1])
-    beliefs[:ROWS] = first
-    for start in range(ROWS, len(outputs), ROWS):
-        beliefs[start : start + ROWS] = system.beliefs(outputs[start : start + ROWS])
-    return beliefs
+    return torch.cat([system.beliefs(part) for part in outputs.split(ROWS)])

@@ -6,14 +6,14 @@ the experts' terms count that much, and what it would do to the scores is undone
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BaseLoss = Callable[
-    ..., Tensor
-]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]; a Base also takes expert_weight
+BaseLoss = Callable[..., Tensor]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]; a Base takes more
+Reduction = Literal["none", "mean"]  # a loss for each sample [B], or their mean, in fewer calls of torch
 
 
 class Base(ABC):
@@ -24,8 +24,15 @@ class Base(ABC):
     one_distribution = True  # classes and experts share it, so that experts can flatten the labels
 
     @abstractmethod
-    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss of each sample, [B]; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given.
+    def __call__(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        weight: Tensor | None = None,
+        reduction: Reduction = "none",
+    ) -> Tensor:
+        """The loss of each sample, [B], or their mean; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given.
 
         In few calls of torch, because a step of a small model waits for them.
         """
@@ -40,14 +47,23 @@ class CE(Base):
 
     name = "ce"
 
-    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        weight: Tensor | None = None,
+        reduction: Reduction = "none",
+    ) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight)
-        return F.cross_entropy(scores, targets, reduction="none")  # [B]
+        return F.cross_entropy(scores, targets, reduction=reduction)
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """softmax_i / sum_k softmax_k; an expert's can pass 1 away from the optimum, and is capped far above it."""
-        classes = scores[..., :num_classes].logsumexp(dim=-1, keepdim=True)  # [..., 1]
-        return (scores - classes).clamp(max=50).exp()  # [..., K+J]
+        classes, experts = scores.tensor_split([num_classes], dim=-1)
+        eta = classes.softmax(dim=-1)  # [..., K]
+        above = experts - classes.amax(dim=-1, keepdim=True)  # [..., J] the best class
+        return torch.cat([eta, above.clamp(max=50).exp() * eta.amax(dim=-1, keepdim=True)], dim=-1)  # [..., K+J]
 
 
 class OvA(Base):
@@ -55,10 +71,17 @@ class OvA(Base):
 
     name = "ova"
 
-    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        weight: Tensor | None = None,
+        reduction: Reduction = "none",
+    ) -> Tensor:
         columns = None if weight is None else _experts_alone(weight, scores, weights, classes=1)
         targets = _targets(scores, labels, weights)
-        return F.binary_cross_entropy_with_logits(scores, targets, columns, reduction="none").sum(dim=1)  # [B]
+        return reduced(F.binary_cross_entropy_with_logits(scores, targets, columns, reduction="none"), reduction)
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """sigmoid of every column."""
@@ -77,10 +100,17 @@ class GCE(Base):
         self.q = q
         self.vouches = self.one_distribution = q < 1
 
-    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        weight: Tensor | None = None,
+        reduction: Reduction = "none",
+    ) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight, 1 - self.q)
         log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
-        return -(targets * torch.expm1(self.q * log_p)).sum(dim=1) / self.q  # [B]
+        return reduced(targets * torch.expm1(self.q * log_p), reduction) / -self.q
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """r_i / sum_k r_k with r = softmax^(1-q)."""
@@ -93,11 +123,19 @@ class Decoupled(Base):
     name = "decoupled"
     one_distribution = False
 
-    def __call__(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        weight: Tensor | None = None,
+        reduction: Reduction = "none",
+    ) -> Tensor:
         classes, experts = scores.tensor_split([scores.shape[1] - weights.shape[1]], dim=1)  # [B, K], [B, J]
-        label = F.cross_entropy(classes, labels, reduction="none")  # [B]
+        label = F.cross_entropy(classes, labels, reduction=reduction)
         logits = self.logits(classes, experts)  # [B, J]
-        return label + F.binary_cross_entropy_with_logits(logits, weights, weight, reduction="none").sum(dim=1)
+        right = F.binary_cross_entropy_with_logits(logits, weights, weight, reduction="none")  # [B, J]
+        return label + reduced(right, reduction)
 
     def logits(self, classes: Tensor, experts: Tensor) -> Tensor:
         """log Acc_j / (1 - Acc_j) of the scores of classes [..., K] and experts [..., J], [..., J]."""
@@ -119,6 +157,11 @@ class AsymmetricSoftmax(Decoupled):
     def logits(self, classes: Tensor, experts: Tensor) -> Tensor:
         others = classes.scatter(-1, classes.argmax(dim=-1, keepdim=True), -torch.inf)  # [..., K]
         return experts - others.logsumexp(dim=-1, keepdim=True)
+
+
+def reduced(terms: Tensor, reduction: Reduction) -> Tensor:
+    """The sum of the terms [B, *] of each sample, [B], or the mean of these sums."""
+    return terms.sum() / len(terms) if reduction == "mean" else terms.sum(dim=1)
 
 
 def implied_distribution(beliefs: Tensor, scores: Tensor) -> Tensor:

@@ -3,12 +3,11 @@
 from typing import Annotated, Any, Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
 from l2d.errors import UserError, notify
-from l2d.losses.base import Base
+from l2d.losses.base import Base, Reduction
 from l2d.losses.deferral import DeferralLoss, Parts
 
 Cost = Annotated[float, Ge(0)]
@@ -31,17 +30,19 @@ class CostSensitive(DeferralLoss):
         self.classes, self.cost = classes, _one_cost(cost)
         self.total = 1 + self.cost * (self.num_classes if classes == "all" else 1)
 
-    def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
-        label = F.one_hot(labels, self.num_classes)  # [B, K]
-        target = (label + self.cost * self.earning(scores.detach())) / self.total
-        return self.total * super().taught(scores, target.to(scores.dtype), weights / self.total, answers)
+    def taught(
+        self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor, reduction: Reduction = "none"
+    ) -> Tensor:
+        target = self.earning(scores.detach()).mul_(self.cost / self.total)  # [B, K]
+        target.scatter_add_(1, labels[:, None], target.new_full((1, 1), 1 / self.total).expand(len(labels), 1))
+        return self.total * super().taught(scores, target, weights / self.total, answers, reduction)
 
     def earning(self, scores: Tensor) -> Tensor:
         """s [..., K]: the classes that earn the cost of asking."""
         classes = scores[..., : self.num_classes]
         if self.classes == "all":
             return torch.ones_like(classes)
-        return torch.zeros_like(classes).scatter(-1, classes.argmax(dim=-1, keepdim=True), 1.0)
+        return torch.zeros_like(classes).scatter_(-1, classes.argmax(dim=-1, keepdim=True), 1.0)
 
     def beliefs(self, scores: Tensor) -> Tensor:
         """[eta, Acc]; away from the minimum eta can be below 0, and no class passes the one with the best score."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from l2d.config import locate
 from l2d.errors import UserError
-from l2d.losses.base import BASES, GCE, Base, BaseLoss, implied_distribution
+from l2d.losses.base import BASES, GCE, Base, BaseLoss, Reduction, implied_distribution, reduced
 from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, Formulation, soft_picce
 
 NO_SCORE = -1e30  # of an expert who did not answer: no part in a softmax, a sigmoid of 0, and finite
@@ -64,18 +64,22 @@ class DeferralLoss(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
-        return self.losses(scores.float(), labels, answers).mean()
+        return self.losses(scores.float(), labels, answers, reduction="mean")
 
-    def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
-        """The loss of each sample, [B]."""
+    def losses(self, scores: Tensor, labels: Tensor, answers: Tensor, reduction: Reduction = "none") -> Tensor:
+        """The loss of each sample, [B], or their mean."""
         scores = self.answered(scores, answers)
-        return self.taught(scores, labels, self.weights(scores.detach(), labels, answers), answers)
+        return self.taught(scores, labels, self.weights(scores.detach(), labels, answers), answers, reduction)
 
-    def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
-        """The loss of each sample, [B], with these weights w [B, J]; `scores` are those of `answered`."""
-        if self.weight == 1:
-            return self.base(scores, labels, weights)
-        return self.base(scores, labels, weights, self.expert_weight(scores, answers))
+    def taught(
+        self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor, reduction: Reduction = "none"
+    ) -> Tensor:
+        """The loss of each sample, [B], or their mean, with these weights w [B, J]; `scores` are those of `answered`."""
+        if not isinstance(self.base, Base):
+            losses = self.base(scores, labels, weights)  # [B]
+            return losses.mean() if reduction == "mean" else losses
+        weight = None if self.weight == 1 else self.expert_weight(scores, answers)
+        return self.base(scores, labels, weights, weight, reduction)
 
     def weights(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """w [B, J]: which experts' columns are taught."""
@@ -128,11 +132,13 @@ class SoftPicce(DeferralLoss):
         if not isinstance(self.base, Base) or isinstance(self.base, GCE):
             raise UserError(f"loss.base={base} has no soft PiCCE; choose ce, ova, decoupled or asm.")
 
-    def taught(self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor) -> Tensor:
-        entropy: Tensor = torch.special.entr(weights).sum(dim=1)  # [B]
+    def taught(
+        self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor, reduction: Reduction = "none"
+    ) -> Tensor:
+        entropy: Tensor = torch.special.entr(weights)  # [B, J]
         if self.weight != 1:
-            entropy = entropy * self.expert_weight(scores, answers).squeeze(1)
-        return super().taught(scores, labels, weights, answers) - entropy
+            entropy = entropy * self.expert_weight(scores, answers)
+        return super().taught(scores, labels, weights, answers, reduction) - reduced(entropy, reduction)
 
 
 def without_unanswered(scores: Tensor, answers: Tensor) -> Tensor:

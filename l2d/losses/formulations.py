@@ -33,7 +33,8 @@ def soft_picce(expert_scores: Tensor, correct: Tensor) -> Tensor:
 
 def _where_correct(picked: Tensor, expert_scores: Tensor, correct: Tensor) -> Tensor:
     """1 at the expert picked [B, 1] if that one is correct, 0 elsewhere."""
-    return torch.zeros_like(expert_scores).scatter_(1, picked, 1.0).mul_(correct)  # [B, J]
+    right = correct.gather(1, picked).to(expert_scores.dtype)  # [B, 1]
+    return torch.zeros_like(expert_scores).scatter_(1, picked, right)  # [B, J]
 
 
 FORMULATIONS = {"vanilla": vanilla, "picce": picce, "pice": pice}

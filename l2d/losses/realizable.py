@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from l2d.losses.base import Reduction
 from l2d.losses.deferral import without_unanswered
 
 
@@ -31,21 +32,23 @@ class Realizable(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
-        return self.losses(scores.float(), labels, answers).mean()
+        return self.losses(scores.float(), labels, answers, reduction="mean")
 
-    def losses(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
-        """The loss of each sample, [B]."""
+    def losses(self, scores: Tensor, labels: Tensor, answers: Tensor, reduction: Reduction = "none") -> Tensor:
+        """The loss of each sample, [B], or their mean."""
         among = scores if self.complete else without_unanswered(scores, answers)  # [B, K+J]
         # -log u = log sum exp(all) - log sum exp(right): the difference of two log-softmaxes of the label, each one fused call
         without_wrong = torch.full_like(among, -torch.inf).scatter_(1, labels[:, None], 0.0)  # [B, K+J]
         without_wrong[:, self.num_classes :].masked_fill_(answers == labels[:, None], 0.0)
-        right = F.cross_entropy(among + without_wrong, labels, reduction="none")  # [B]
-        loss = F.cross_entropy(among, labels, reduction="none") - right
+        each: Reduction = "none" if self.q else reduction  # Psi is not linear
+        right = F.cross_entropy(among + without_wrong, labels, reduction=each)
+        loss = F.cross_entropy(among, labels, reduction=each) - right
         if self.q:
-            loss = torch.expm1(-self.q * loss) * (-1 / self.q)
+            powers = torch.expm1(-self.q * loss)  # [B]
+            loss = (powers.mean() if reduction == "mean" else powers) / -self.q
         if self.alpha == 1:
             return loss
-        alone = F.cross_entropy(scores[:, : self.num_classes], labels, reduction="none")  # [B]
+        alone = F.cross_entropy(scores[:, : self.num_classes], labels, reduction=reduction)
         return self.alpha * loss + (1 - self.alpha) * alone
 
     def beliefs(self, scores: Tensor) -> Tensor:

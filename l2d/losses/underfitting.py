@@ -28,7 +28,7 @@ def underfitting(
     with torch.enable_grad():
         leaf = scores.clone().requires_grad_()
         if type(loss) is DeferralLoss and weights is not None:  # as its forward, without finding the weights again
-            value = loss.taught(loss.answered(leaf, answers), labels, weights, answers).mean()
+            value = loss.taught(loss.answered(leaf, answers), labels, weights, answers, "mean")
         else:
             value = loss(leaf, labels, answers)
         (gradient,) = torch.autograd.grad(value, leaf)  # [B, K+J]

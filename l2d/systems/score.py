@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from l2d.data import Batch
@@ -40,8 +41,8 @@ class ScoreSystem(System):
         return getattr(self.loss, "vouches_for", "none")
 
     def beliefs(self, outputs: Tensor) -> Tensor:
-        scores = outputs.double()
-        return self.loss.beliefs(scores).clamp(max=1) if hasattr(self.loss, "beliefs") else scores.softmax(dim=1)
+        scores = outputs.to(torch.float64, copy=True)  # a copy: what the loss makes of it may be changed
+        return self.loss.beliefs(scores).clamp_(max=1) if hasattr(self.loss, "beliefs") else scores.softmax(dim=1)
 
     def fitted(self, outputs: Tensor) -> Tensor | None:
         return fitted_distribution(self.loss, outputs.double())

@@ -11,7 +11,7 @@ from l2d.data import Batch
 from l2d.data.seeds import mix
 from l2d.errors import UserError, notify
 from l2d.losses import DeferralLoss, ce, vanilla
-from l2d.losses.base import CE, GCE, OvA
+from l2d.losses.base import CE, GCE, OvA, Reduction
 from l2d.systems.system import Stage, System, classify
 
 
@@ -149,14 +149,14 @@ class TwoStage(System):
         scores, answers = outputs.float().tensor_split([1 + self.num_experts], dim=1)  # [B, 1+J], [B, F]
         self.fold_of = self.fold_of.to(batch.samples.device)
         own = answers.gather(1, self.fold_of[batch.samples][:, None]).squeeze(1)  # [B]
-        return self.losses(scores, own == batch.labels, batch).mean()
+        return self.losses(scores, own == batch.labels, batch, reduction="mean")
 
-    def losses(self, scores: Tensor, right: Tensor, batch: Batch) -> Tensor:
-        """The loss of each sample, [B], for scores [B, 1+J] where the classifier is `right` [B]."""
+    def losses(self, scores: Tensor, right: Tensor, batch: Batch, reduction: Reduction = "none") -> Tensor:
+        """The loss of each sample, [B], or their mean, for scores [B, 1+J] where the classifier is `right` [B]."""
         scores = self.loss.answered(scores, batch.answers)
         among = torch.cat([right[:, None], batch.answers == batch.labels[:, None]], dim=1)  # [B, 1+J]
         own, weights = self.loss.formulation(scores.detach(), among).tensor_split([1], dim=1)  # [B, 1], [B, J]
-        losses: Tensor = self.loss.taught(scores, own, weights, batch.answers)
+        losses: Tensor = self.loss.taught(scores, own, weights, batch.answers, reduction)
         return losses
 
     @property
