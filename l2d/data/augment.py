@@ -1,8 +1,11 @@
-"""Augmentation of a whole batch on its device; every sample has its own random draw."""
+"""Augmentation of whole batches on their device; every sample has its own random draw.
+
+An augmentation takes the images of one step and its generator, or of several steps of the same size with one generator each.
+"""
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -15,35 +18,41 @@ from l2d.errors import UserError
 PADDING = 4
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of a random resized crop, as in torchvision
 
-Augmentation = Callable[[Tensor, Size, Generator], Tensor]  # [B, C, H, W] -> [B, C, *size]
+Augmentation = Callable[..., Tensor]  # (images [B, C, H, W], size, *generators) -> [B, C, *size]
 
 
-def crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
-    """Pad by 4 (reflected), crop to size at a random position, flip half of them: the CIFAR recipe, in one gather."""
-    rows, columns = _crops(tuple(images.shape[-2:]), size, images.device)
+def crop_flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
+    """Pad by 4 (reflected), crop to size at a random position, flip half of them: the CIFAR recipe.
+
+    Whole rows are gathered first, then the pixels of each row: less to index than every pixel of an image.
+    """
+    batch, channels, height, width = images.shape
+    rows, columns = _crops((height, width), size, images.device)
     lefts = len(columns) // 2
-    top, left, mirrored = (_integers(high, images, generator) for high in (len(rows), lefts, 2))  # [B] each
-    row, column = rows.index_select(0, top), columns.index_select(0, left + lefts * mirrored)  # [B, height], [B, width]
-    pixels = (row[:, :, None] + column[:, None, :]).flatten(1)  # [B, height * width]
-    chosen = images.flatten(2).gather(2, pixels[:, None].expand(-1, images.shape[1], -1))  # [B, C, height * width]
-    cropped: Tensor = chosen.unflatten(2, size)
-    return cropped
+    top, left, mirrored = (_integers(high, images, generators) for high in (len(rows), lefts, 2))  # [B] each
+    first = torch.arange(0, batch * channels * height, height, device=images.device)  # [B * C] rows of all images
+    row = rows.index_select(0, top)[:, None] + first.view(batch, channels, 1)  # [B, C, new height]
+    whole = images.reshape(-1, width).index_select(0, row.flatten()).view(batch, -1, width)  # [B, C * new height, W]
+    column = columns.index_select(0, left + lefts * mirrored)  # [B, new width]
+    return whole.gather(2, column[:, None].expand(-1, whole.shape[1], -1)).view(batch, channels, *size)
 
 
-def flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
+def flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
     """The centre of every image; half of them flipped."""
-    return mirror(centre_crop(images, size), _flips(images, generator))
+    return mirror(centre_crop(images, size), _integers(2, images, generators).bool())
 
 
-def random_resized_crop_flip(images: Tensor, size: Size, generator: Generator) -> Tensor:
+def random_resized_crop_flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
     """A box of random area, shape and position, resampled to size, and half of them flipped: the ImageNet recipe."""
-    return resample(images, *random_boxes_and_flips(images, len(images), generator), size)
+    count = len(images) // len(generators)
+    boxes, mirrored = zip(*(random_boxes_and_flips(images, count, each) for each in generators), strict=True)
+    return resample(images, torch.cat(boxes), torch.cat(mirrored), size)
 
 
 def random_boxes_and_flips(images: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Random boxes [B, 4] for `count` of these images, and whether each is flipped [B]."""
     height, width = (torch.full((count,), side, device=images.device) for side in images.shape[-2:])
-    return random_boxes(height, width, generator), _flips(height, generator)
+    return random_boxes(height, width, generator), _integers(2, height, [generator]).bool()
 
 
 def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
@@ -120,10 +129,9 @@ def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _crops(shape: Size, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Offsets into a flattened image: of the rows of every crop [tops, height], and of its columns [2 * lefts, width], first
-    unflipped, then flipped."""
+    """The rows of an image in every crop [tops, height], and its columns [2 * lefts, width], first unflipped, then flipped."""
     rows, columns = (_windows(length, count).to(device) for length, count in zip(shape, size, strict=True))
-    return rows * shape[1], torch.cat([columns, columns.flip(1)])
+    return rows, torch.cat([columns, columns.flip(1)])
 
 
 def _windows(length: int, count: int) -> Tensor:
@@ -133,12 +141,10 @@ def _windows(length: int, count: int) -> Tensor:
     return (length - 1) - ((length - 1) - index.abs()).abs()
 
 
-def _flips(images: Tensor, generator: Generator) -> Tensor:
-    return _integers(2, images, generator).bool()  # [B]
-
-
-def _integers(high: int, images: Tensor, generator: Generator) -> Tensor:
-    return torch.randint(high, (len(images),), generator=generator, device=images.device)  # [B]
+def _integers(high: int, images: Tensor, generators: Sequence[Generator]) -> Tensor:
+    """A number below `high` for each image, [B]."""
+    count, device = len(images) // len(generators), images.device
+    return torch.cat([torch.randint(high, (count,), generator=each, device=device) for each in generators])
 
 
 AUGMENTATIONS: dict[str, Augmentation | None] = {

@@ -17,7 +17,7 @@ from l2d.data.augment import augmentation, centre_crop, random_boxes_and_flips, 
 from l2d.data.batch_memory import empty_floats
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
-from l2d.data.gather import rows_of
+from l2d.data.gather import divide, several
 from l2d.data.seeds import mix
 from l2d.errors import UserError
 from l2d.place import Place
@@ -63,7 +63,7 @@ class ImageFeed:
         height, width = preprocessing.shape[1:]
         self.size: Size = (height, width)
         self.augment = augmentation(preprocessing.augment) if train else None
-        self.generator = torch.Generator(place.device)
+        self.generators = [torch.Generator(place.device)]  # one for each step that is augmented at the same time
         self.scale: Tensor | None = None
 
     def normalise_bytes(self) -> None:
@@ -78,17 +78,26 @@ class ImageFeed:
 
     def prepare(self, images: Tensor, epoch: int, step: int) -> Tensor:
         """Augmented or cropped, normalised, float32 in the place's layout: [B, C, *size]."""
-        if self.augment:
-            images = self.augment(images, self.size, self.seeded(epoch, step))
-        else:
-            images = centre_crop(images, self.size)
+        return self.normalised(self.cropped(images, epoch, [step]))
+
+    def cropped(self, images: Tensor, epoch: int, steps: Sequence[int]) -> Tensor:
+        """The images of these steps, augmented or cropped, [N, C, *size]."""
+        if self.augment is None:
+            return centre_crop(images, self.size)
+        while len(self.generators) < len(steps):
+            self.generators.append(torch.Generator(self.place.device))
+        seeded = [self.seeded(generator, epoch, step) for generator, step in zip(self.generators, steps, strict=False)]
+        return self.augment(images, self.size, *seeded)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Float32 in the place's layout."""
         images = as_float(images, self.place.layout)
         if self.scale is not None:
             images = torch.addcmul(self.shift, images, self.scale, out=images)
         return images
 
-    def seeded(self, epoch: int, step: int) -> torch.Generator:
-        return self.generator.manual_seed(mix(self.seed, epoch, step, self.place.ranks.rank))
+    def seeded(self, generator: torch.Generator, epoch: int, step: int) -> torch.Generator:
+        return generator.manual_seed(mix(self.seed, epoch, step, self.place.ranks.rank))
 
 
 class ResidentFeed(ImageFeed):
@@ -122,13 +131,22 @@ class ResidentFeed(ImageFeed):
                 first = ranks.rank + step * len(order[0]) * ranks.count
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
         else:
-            stored = images_of(self.images, on_device[start:])
-            for step, (images, index) in enumerate(zip(stored, on_device[start:], strict=True), start):
-                yield self.prepare(images, epoch, step), index
+            step = start
+            for index, sizes in several(on_device[start:], self.images):
+                images = self.cropped(self.stored(index), epoch, range(step, step + len(sizes)))
+                for part, samples in zip(divide(images, sizes), divide(index, sizes), strict=True):
+                    yield self.normalised(part), samples
+                step += len(sizes)
+
+    def stored(self, index: Tensor) -> Tensor:
+        """The images [n, C, H, W] of these samples, in their memory layout, which index_select alone would not keep."""
+        if not self.images.is_contiguous(memory_format=torch.channels_last):
+            return self.images.index_select(0, index)
+        return self.images.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
 
     def _one_by_one(self, index: Tensor, epoch: int, step: int) -> Tensor:
         """Like `prepare`, but one image at a time in threads, so that large images stay in the CPU caches."""
-        draws = random_boxes_and_flips(self.images, len(index), self.seeded(epoch, step))
+        draws = random_boxes_and_flips(self.images, len(index), self.seeded(self.generators[0], epoch, step))
         floats = empty_floats((len(index), self.images.shape[1], *self.size), self.place.layout)
         jobs = list(zip(floats.numpy(), index.tolist(), *(draw.tolist() for draw in draws), strict=True))
         assert self.scale is not None  # bytes always have one
@@ -149,13 +167,6 @@ def thread_pool() -> tuple[ThreadPoolExecutor, int]:
     """One pool for all feeds, and its number of threads, which is torch's."""
     threads = torch.get_num_threads()
     return ThreadPoolExecutor(threads), threads
-
-
-def images_of(images: Tensor, steps: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The images [B, C, H, W] of every step, in their memory layout, which index_select alone would not keep."""
-    if not images.is_contiguous(memory_format=torch.channels_last):
-        return rows_of(images, steps)
-    return (rows.permute(0, 3, 1, 2) for rows in rows_of(images.permute(0, 2, 3, 1), steps))
 
 
 def as_float(images: Tensor, memory_format: torch.memory_format) -> Tensor:

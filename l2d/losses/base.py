@@ -56,7 +56,7 @@ class CE(Base):
         reduction: Reduction = "none",
     ) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight)
-        return F.cross_entropy(scores, targets, reduction=reduction)
+        return _total(targets, F.log_softmax(scores, dim=1), -1, reduction)
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """softmax_i / sum_k softmax_k; an expert's can pass 1 away from the optimum, and is capped far above it."""
@@ -81,7 +81,7 @@ class OvA(Base):
     ) -> Tensor:
         columns = None if weight is None else _experts_alone(weight, scores, weights, classes=1)
         targets = _targets(scores, labels, weights)
-        return reduced(F.binary_cross_entropy_with_logits(scores, targets, columns, reduction="none"), reduction)
+        return _binary(scores, targets, columns, reduction)
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """sigmoid of every column."""
@@ -110,7 +110,7 @@ class GCE(Base):
     ) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight, 1 - self.q)
         log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
-        return reduced(targets * torch.expm1(self.q * log_p), reduction) / -self.q
+        return _total(targets, torch.expm1(self.q * log_p), -self.q, reduction)
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """r_i / sum_k r_k with r = softmax^(1-q)."""
@@ -133,9 +133,7 @@ class Decoupled(Base):
     ) -> Tensor:
         classes, experts = scores.tensor_split([scores.shape[1] - weights.shape[1]], dim=1)  # [B, K], [B, J]
         label = F.cross_entropy(classes, labels, reduction=reduction)
-        logits = self.logits(classes, experts)  # [B, J]
-        right = F.binary_cross_entropy_with_logits(logits, weights, weight, reduction="none")  # [B, J]
-        return label + reduced(right, reduction)
+        return label + _binary(self.logits(classes, experts), weights, weight, reduction)
 
     def logits(self, classes: Tensor, experts: Tensor) -> Tensor:
         """log Acc_j / (1 - Acc_j) of the scores of classes [..., K] and experts [..., J], [..., J]."""
@@ -159,11 +157,6 @@ class AsymmetricSoftmax(Decoupled):
         return experts - others.logsumexp(dim=-1, keepdim=True)
 
 
-def reduced(terms: Tensor, reduction: Reduction) -> Tensor:
-    """The sum of the terms [B, *] of each sample, [B], or the mean of these sums."""
-    return terms.sum() / len(terms) if reduction == "mean" else terms.sum(dim=1)
-
-
 def implied_distribution(beliefs: Tensor, scores: Tensor) -> Tensor:
     """The (K+J)-way distribution that is fitted: [eta, Acc] / sum(eta, Acc), [N, K+J]; for CE the softmax itself.
 
@@ -180,6 +173,20 @@ def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     targets = torch.zeros_like(scores).scatter_(1, labels[:, None], 1.0)
     targets[:, scores.shape[1] - weights.shape[1] :] = weights  # faster than padding w
     return targets
+
+
+def _total(targets: Tensor, terms: Tensor, divisor: float, reduction: Reduction) -> Tensor:
+    """sum_i targets_i terms_i / divisor over the columns of targets and terms [B, C]."""
+    if reduction == "mean":
+        return targets.flatten().dot(terms.flatten()) / (divisor * len(terms))
+    return (targets * terms).sum(dim=1) / divisor
+
+
+def _binary(logits: Tensor, targets: Tensor, weight: Tensor | None, reduction: Reduction) -> Tensor:
+    """Binary cross-entropies with logits [B, C], times a weight, added up over the columns."""
+    if reduction == "mean":
+        return F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="sum") / len(logits)
+    return F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="none").sum(dim=1)
 
 
 def _taught_softmax(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from l2d.config import locate
 from l2d.errors import UserError
-from l2d.losses.base import BASES, GCE, Base, BaseLoss, Reduction, implied_distribution, reduced
+from l2d.losses.base import BASES, GCE, Base, BaseLoss, Reduction, implied_distribution
 from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, Formulation, soft_picce
 
 NO_SCORE = -1e30  # of an expert who did not answer: no part in a softmax, a sigmoid of 0, and finite
@@ -138,7 +138,8 @@ class SoftPicce(DeferralLoss):
         entropy: Tensor = torch.special.entr(weights)  # [B, J]
         if self.weight != 1:
             entropy = entropy * self.expert_weight(scores, answers)
-        return super().taught(scores, labels, weights, answers, reduction) - reduced(entropy, reduction)
+        less = entropy.sum() / len(entropy) if reduction == "mean" else entropy.sum(dim=1)
+        return super().taught(scores, labels, weights, answers, reduction) - less
 
 
 def without_unanswered(scores: Tensor, answers: Tensor) -> Tensor:
