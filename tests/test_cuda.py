@@ -29,6 +29,7 @@ from l2d.data import Batch, ImageFiles, Images, Loader, Preprocessing, Split
 from l2d.data.augment import AUGMENTATIONS, _crops
 from l2d.decisions import decide
 from l2d.errors import UserError
+from l2d.evaluation.evaluator import evaluation_batch_size
 from l2d.losses import BASES, FORMULATIONS, DeferralLoss
 from l2d.models import MLP, timm_model
 from l2d.place import Place, Ranks
@@ -217,6 +218,13 @@ def test_a_system_moves_to_its_place_with_its_loss():
     outputs = forward(system, batch.inputs, place, rows=2 * B)
     assert (outputs.device.type, outputs.shape) == ("meta", (B, K + J))
     assert system.stages()[0].loss(outputs, batch).device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("place", "compiled", "size"), [(Place(), False, 2 * B), (Place(), True, B), (Place(CUDA), False, B)]
+)
+def test_an_evaluation_has_the_shapes_of_training_where_they_are_compiled_or_tuned_for(place, compiled, size):
+    assert evaluation_batch_size(OmegaConf.create({"batch_size": B, "compile": compiled}), place) == size
 
 
 @pytest.mark.parametrize("name", [name for name, function in AUGMENTATIONS.items() if function])

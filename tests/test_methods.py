@@ -108,6 +108,32 @@ def test_the_batch_mean_of_the_naive_formula(name):
         torch.testing.assert_close(each, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
+def own_phi(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """A base that is a plain function."""
+    return -scores.gather(1, labels[:, None]).squeeze(1) + (weights * scores[:, K:].sigmoid()).sum(dim=1)
+
+
+OTHERS = {
+    "alpha": lambda: Realizable(K, alpha=0.3),
+    "alpha and q": lambda: Realizable(K, q=0.5, alpha=0.3),
+    "balanced soft PiCCE": lambda: SoftPicce("decoupled", K, weight="balanced"),
+    "weighted OvA": lambda: DeferralLoss("picce", "ova", K, weight=0.25),
+    "own base": lambda: DeferralLoss("vanilla", own_phi, K),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+def test_the_mean_and_its_gradient_are_those_of_the_losses_of_each_sample(name):
+    scores, labels, answers = random_case(5, seed=2, batch=7)
+    loss = OTHERS[name]() if name in OTHERS else loss_named(name)
+    leaf = scores.clone().requires_grad_()
+    mean, each = loss(leaf, labels, answers), loss.losses(leaf, labels, answers)
+    assert each.shape == (7,)
+    torch.testing.assert_close(mean, each.mean())
+    gradients = [torch.autograd.grad(value, leaf, retain_graph=True)[0] for value in (mean, each.mean())]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_the_finite_differences_of_the_naive_formula(name):
     scores, labels, answers = random_case(3, seed=1, batch=6)

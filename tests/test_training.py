@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from math import cos, pi
 from pathlib import Path
@@ -365,32 +366,54 @@ def test_model_and_loss_compile_to_one_graph(composed, backbone, loss):
     torch.testing.assert_close(compiled(*case), step(*case))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces
-@pytest.mark.parametrize("evaluation", ["basic", "full"])
-def test_a_compiled_run_compiles_nothing_twice_and_ends_as_one_that_is_not(composed, tmp_path, monkeypatch, evaluation):
-    """The model in training and in evaluation, and the loss: three graphs, for 300 = 2 * 128 + 44 test samples too."""
-    from torch._dynamo.utils import counters
-
-    from l2d.train import run
-
+@pytest.fixture
+def static_sizes(monkeypatch) -> Iterator[list[bool]]:
+    """Of every graph that is compiled, whether all its sizes are static; the graph itself is run as it is."""
     static = []
 
     def backend(graph, inputs):
         static.append(not any(isinstance(given, torch.SymInt) for given in inputs))
         return graph.forward
 
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    yield static
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces
+@pytest.mark.parametrize("evaluation", ["basic", "full"])
+def test_a_compiled_run_compiles_nothing_twice_and_ends_as_one_that_is_not(
+    composed, tmp_path, static_sizes, evaluation
+):
+    """The model in training and in evaluation, and the loss: three graphs, for 300 = 2 * 128 + 44 test samples too."""
+    from torch._dynamo.utils import counters
+
+    from l2d.train import run
+
     def metrics(folder: str, *more: str) -> dict:
         small = ("dataset.num_train=1500", "dataset.num_test=300", "trainer.epochs=2", "trainer.eval_every=1")
         rest = (f"evaluation={evaluation}", f"output_dir={tmp_path / folder}", "verbose=false", "trainer.device=cpu")
         return run(composed(*small, *rest, *more))
 
-    torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     assert metrics("compiled", "trainer.compile=true") == metrics("plain")
-    assert static == [True] * 3 and not counters["graph_break"]
-    torch._dynamo.reset()
+    assert static_sizes == [True] * 3 and not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it traces
+def test_every_run_of_a_sweep_is_compiled_for_itself(composed, tmp_path, static_sizes):
+    """Ten losses and numbers of experts in one process: more than torch compiles a function for, and never with dynamic sizes."""
+    from l2d.train import run
+
+    small = ("dataset.num_train=20", "dataset.num_test=10", "trainer.epochs=1", "trainer.batch_size=10")
+    losses = ["ce", "ova", "picce_ce", "picce_ova", "pice_ce", "pice_ova", "balanced_ce", "balanced_ova", "gce", "asm"]
+    for experts, loss in enumerate(losses, 1):
+        cell = (f"loss={loss}", f"experts.num={experts}", "trainer.compile=true", "trainer.device=cpu")
+        run(composed(*small, *cell, f"output_dir={tmp_path}", "verbose=false"))
+    assert static_sizes == [True] * 30  # the system in training and in evaluation, and its loss
 
 
 @pytest.mark.parametrize(("mode", "graphs"), [("reduce-overhead", True), ("max-autotune-no-cudagraphs", False)])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 BaseLoss = Callable[..., Tensor]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]; a Base takes more
 Reduction = Literal["none", "mean"]  # a loss for each sample [B], or their mean, in fewer calls of torch
+Weight = Tensor | None  # of the experts' terms, [B, 1] or [1, 1]; None: 1
 
 
 class Base(ABC):
@@ -23,19 +24,23 @@ class Base(ABC):
     vouches = True  # beliefs are probabilities, and not only in their order
     one_distribution = True  # classes and experts share it, so that experts can flatten the labels
 
-    @abstractmethod
     def __call__(
         self,
         scores: Tensor,
         labels: Tensor,
         weights: Tensor,
-        weight: Tensor | None = None,
+        weight: Weight = None,
         reduction: Reduction = "none",
     ) -> Tensor:
-        """The loss of each sample, [B], or their mean; `weight` [B, 1] or [1, 1] of the experts' terms is 1 if not given.
+        """The loss of each sample, [B], or their mean; `weight` is that of the experts' terms.
 
         In few calls of torch, because a step of a small model waits for them.
         """
+        return self.loss(scores, labels, weights, weight, reduction)
+
+    @abstractmethod
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
+        """The same, with every argument given."""
 
     @abstractmethod
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
@@ -47,14 +52,7 @@ class CE(Base):
 
     name = "ce"
 
-    def __call__(
-        self,
-        scores: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        weight: Tensor | None = None,
-        reduction: Reduction = "none",
-    ) -> Tensor:
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight)
         return _total(targets, F.log_softmax(scores, dim=1), -1, reduction)
 
@@ -71,14 +69,7 @@ class OvA(Base):
 
     name = "ova"
 
-    def __call__(
-        self,
-        scores: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        weight: Tensor | None = None,
-        reduction: Reduction = "none",
-    ) -> Tensor:
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
         columns = None if weight is None else _experts_alone(weight, scores, weights, classes=1)
         targets = _targets(scores, labels, weights)
         return _binary(scores, targets, columns, reduction)
@@ -100,14 +91,7 @@ class GCE(Base):
         self.q = q
         self.vouches = self.one_distribution = q < 1
 
-    def __call__(
-        self,
-        scores: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        weight: Tensor | None = None,
-        reduction: Reduction = "none",
-    ) -> Tensor:
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
         scores, targets = _taught_softmax(scores, labels, weights, weight, 1 - self.q)
         log_p = F.log_softmax(scores, dim=1)  # [B, K+J]
         return _total(targets, torch.expm1(self.q * log_p), -self.q, reduction)
@@ -123,14 +107,7 @@ class Decoupled(Base):
     name = "decoupled"
     one_distribution = False
 
-    def __call__(
-        self,
-        scores: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        weight: Tensor | None = None,
-        reduction: Reduction = "none",
-    ) -> Tensor:
+    def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
         classes, experts = scores.tensor_split([scores.shape[1] - weights.shape[1]], dim=1)  # [B, K], [B, J]
         label = F.cross_entropy(classes, labels, reduction=reduction)
         return label + _binary(self.logits(classes, experts), weights, weight, reduction)
@@ -182,7 +159,7 @@ def _total(targets: Tensor, terms: Tensor, divisor: float, reduction: Reduction)
     return (targets * terms).sum(dim=1) / divisor
 
 
-def _binary(logits: Tensor, targets: Tensor, weight: Tensor | None, reduction: Reduction) -> Tensor:
+def _binary(logits: Tensor, targets: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
     """Binary cross-entropies with logits [B, C], times a weight, added up over the columns."""
     if reduction == "mean":
         return F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="sum") / len(logits)
@@ -190,7 +167,7 @@ def _binary(logits: Tensor, targets: Tensor, weight: Tensor | None, reduction: R
 
 
 def _taught_softmax(
-    scores: Tensor, labels: Tensor, weights: Tensor, weight: Tensor | None, power: float = 1.0
+    scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, power: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Scores and targets [B, K+J] for a softmax ~ targets^(1/power), in which experts with a `weight` have scores to match."""
     if weight is None:

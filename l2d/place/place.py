@@ -83,6 +83,9 @@ class Place:
         layout = torch.channels_last if trainer.channels_last and convolves else torch.contiguous_format
         model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         if trainer.compile:
+            # Forget earlier runs of this process: torch compiles a function for eight kinds of arguments and then no more, and
+            # a size that differs between two runs would become dynamic.
+            torch.compiler.reset()
             model.compile(mode=None if trainer.compile is True else trainer.compile)
         return replace(self, layout=layout, cuda_graphs=trainer.compile in CUDA_GRAPHS)
 
