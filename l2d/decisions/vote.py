@@ -15,8 +15,8 @@ def vote(answers: Tensor, asked: Tensor, weights: Tensor, preference: Tensor | N
     >>> vote(answers, answers >= 0, weights, torch.tensor([[0.9, 0.5, 0.5], [0.5, 0.9, 0.5]])).tolist()
     [0, 0]
     """
-    said = answers.long().masked_fill(~asked, -1) + 1  # [N, J]; 0: not asked
+    said = torch.where(asked, answers, -1).long().add_(1)  # [N, J]; 0: not asked
     votes = weights.new_zeros(len(said), int(said.max()) + 1 if said.numel() else 1)  # [N, 1 + K]
     votes.scatter_add_(1, said, weights.expand(said.shape))
-    support = votes.gather(1, said).masked_fill(~asked, -torch.inf)  # [N, J]
+    support = votes.gather(1, said).masked_fill_(~asked, -torch.inf)  # [N, J]
     return pick(said, highest(support, preference)) - 1

@@ -99,15 +99,15 @@ def false_negative_rate(outcome: Outcome) -> float | None:
     """Share of the experts who are there and right that are not asked: mean over the samples that are deferred and have any."""
     decision = outcome.decision
     right = outcome.experts_right & (decision.gain > -math.inf)  # [N, J]
-    total = right.sum(dim=1)  # [N]
-    missed = (total - (right & decision.asked).sum(dim=1)).double() / total  # [N]; 0 / 0 where nobody is right
+    total, asked = _counts(right, dim=1), _counts(right & decision.asked, dim=1)  # [N] each
+    missed = (total - asked).double() / total  # [N]; 0 / 0 where nobody is right
     mean = float(missed[outcome.deferred].nanmean())
     return None if math.isnan(mean) else 100 * mean
 
 
 def deferred_to(outcome: Outcome) -> list[float]:
     """Share of samples on which each expert is asked."""
-    return [100 * count / len(outcome.labels) for count in outcome.decision.asked.sum(dim=0).tolist()]
+    return [100 * count / len(outcome.labels) for count in _counts(outcome.decision.asked, dim=0).tolist()]
 
 
 def expert_accuracy(outcome: Outcome) -> list[float | None]:
@@ -117,7 +117,7 @@ def expert_accuracy(outcome: Outcome) -> list[float | None]:
 
 def answered(outcome: Outcome) -> list[float]:
     """Share of samples for which each expert's answer is recorded."""
-    return [100 * count / len(outcome.labels) for count in outcome.recorded.sum(dim=0).tolist()]
+    return [100 * count / len(outcome.labels) for count in _counts(outcome.recorded, dim=0).tolist()]
 
 
 METRICS: list[Metric] = [
@@ -147,8 +147,15 @@ def measure(outcome: Outcome, metrics: list[Metric]) -> dict[str, Any]:
     return {metric.name: metric.of(outcome) for metric in metrics}
 
 
+def _counts(where: Tensor, dim: int) -> Tensor:
+    """How many are true along a dimension. In int32, several times as fast as in int64, which is torch's default."""
+    import torch
+
+    return where.sum(dim=dim, dtype=torch.int32)
+
+
 def _count(where: Tensor) -> int:
-    return int(where.sum())
+    return int(where.count_nonzero())
 
 
 def _share(right: Tensor, among: Tensor) -> float | None:

@@ -75,22 +75,25 @@ class Outcome:
     @cached_property
     def experts_right(self) -> Tensor:
         """[expert j is right], [N, J]; False where it did not answer."""
-        return self.answers == self.labels[:, None]
+        fits = self.num_classes <= torch.iinfo(self.answers.dtype).max  # then the table need not be converted to int64
+        labels = self.labels.to(self.answers.dtype) if fits else self.labels
+        return self.answers == labels[:, None]
 
     @cached_property
     def num_recorded(self) -> Tensor:
         """How many experts answered a sample, [N]."""
-        return self.recorded.sum(dim=1)
+        return self.recorded.sum(dim=1, dtype=torch.int32)
 
     @cached_property
     def num_right(self) -> Tensor:
         """How many experts are right about a sample, [N]."""
-        return self.experts_right.sum(dim=1)
+        return self.experts_right.sum(dim=1, dtype=torch.int32)
 
     @cached_property
     def expert_accuracy(self) -> list[float | None]:
         """Percentage of right answers among those that each expert gave; None for one who gave none."""
-        right, given = self.experts_right.sum(dim=0).tolist(), self.recorded.sum(dim=0).tolist()
+        right = self.experts_right.sum(dim=0, dtype=torch.int32).tolist()
+        given = self.recorded.sum(dim=0, dtype=torch.int32).tolist()
         return [100 * hits / answers if answers else None for hits, answers in zip(right, given, strict=True)]
 
     @cached_property

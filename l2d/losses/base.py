@@ -155,7 +155,9 @@ def _targets(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 def _total(targets: Tensor, terms: Tensor, divisor: float, reduction: Reduction) -> Tensor:
     """sum_i targets_i terms_i / divisor over the columns of targets and terms [B, C]."""
     if reduction == "mean":
-        return targets.flatten().dot(terms.flatten()) / (divisor * len(terms))
+        compiled = torch.compiler.is_compiling()  # then the product and its sum are one kernel
+        total = (targets * terms).sum() if compiled else targets.flatten().dot(terms.flatten())
+        return total / (divisor * len(terms))
     return (targets * terms).sum(dim=1) / divisor
 
 
