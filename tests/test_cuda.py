@@ -221,10 +221,18 @@ def test_a_system_moves_to_its_place_with_its_loss():
 
 
 @pytest.mark.parametrize(
-    ("place", "compiled", "size"), [(Place(), False, 2 * B), (Place(), True, B), (Place(CUDA), False, B)]
+    ("layer", "place", "compiled", "size"),
+    [
+        (torch.nn.Linear(2, 2), Place(), False, 2 * B),
+        (torch.nn.Linear(2, 2), Place(), True, B),
+        (torch.nn.Linear(2, 2), Place(CUDA), False, B),
+        (torch.nn.Conv2d(2, 2, 1), Place(), False, B),
+    ],
 )
-def test_an_evaluation_has_the_shapes_of_training_where_they_are_compiled_or_tuned_for(place, compiled, size):
-    assert evaluation_batch_size(OmegaConf.create({"batch_size": B, "compile": compiled}), place) == size
+def test_an_evaluation_has_larger_batches_only_where_that_is_faster_and_nothing_is_compiled_or_tuned_for_them(
+    layer, place, compiled, size
+):
+    assert evaluation_batch_size(OmegaConf.create({"batch_size": B, "compile": compiled}), layer, place) == size
 
 
 @pytest.mark.parametrize("name", [name for name, function in AUGMENTATIONS.items() if function])

@@ -166,6 +166,13 @@ def test_accuracy_of_an_expert_is_over_the_answers_it_gave():
     assert got["best_expert_accuracy"] == 100.0
 
 
+def test_a_label_beyond_the_type_of_the_answers_is_not_wrapped_around():
+    """Class 255 would be -1 in eight bits, as an answer that is missing."""
+    scores, answers = torch.zeros(2, 256 + 2), torch.tensor([[-1, 7], [-1, 3]], dtype=torch.int8)
+    outcome = outcome_of(scores, torch.tensor([255, 3]), answers, DeferralLoss("vanilla", "ce", num_classes=256))
+    assert outcome.experts_right.tolist() == [[False, False], [False, True]]
+
+
 def test_a_loss_decides_with_its_own_beliefs():
     """Beliefs that put the second expert first, whatever the scores say."""
 

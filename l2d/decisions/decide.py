@@ -71,7 +71,7 @@ def decide(
     utility = beliefs[:, num_classes:]  # [N, J]
     for charge in (costs, prices):
         utility = utility if charge is None else utility - charge.to(utility)
-    if available is not None:
+    if available is not None and not (_readable(available) and int(available.count_nonzero()) == available.numel()):
         utility = utility.masked_fill(~available, -torch.inf)
     if torch.compiler.is_compiling():  # in an exported graph the number of rows is not known
         return _decide(beliefs, utility, order, num_classes)
@@ -103,8 +103,13 @@ def highest(utility: Tensor, order: Tensor | None = None) -> Tensor:
     if order is None:
         return utility.argmax(dim=1)
     best = utility.amax(dim=1, keepdim=True)  # [N, 1]
-    if utility.device.type == "cpu" and not torch.compiler.is_compiling():
+    if _readable(utility):
         first = order.argmax(dim=1)  # the answer, if its utility is the highest in all rows, as it is without costs
         if torch.equal(pick(utility, first), best[:, 0]):
             return first
     return order.masked_fill(utility != best, -torch.inf).argmax(dim=1)
+
+
+def _readable(table: Tensor) -> bool:
+    """Whether a decision may depend on its numbers: not on a device, which would be waited for, and not in a graph."""
+    return table.device.type == "cpu" and not torch.compiler.is_compiling()

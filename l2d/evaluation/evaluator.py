@@ -26,6 +26,7 @@ from l2d.evaluation.rules import (
 )
 from l2d.identity import evaluated_with
 from l2d.place import Place
+from l2d.place.place import convolves
 from l2d.systems import System
 from l2d.task import Task, Truth, hold_out
 from l2d.training.loop import Predicted, forward, predict
@@ -120,14 +121,14 @@ def evaluation_loaders(cfg: DictConfig, system: System, task: Task, place: Place
     splits = {name: split for name, split in task.splits().items() if name != "train"}
     if system.about_panel:
         splits["context"] = task.context(system.context, cfg.seed)
-    rows = evaluation_batch_size(cfg.trainer, place)
+    rows = evaluation_batch_size(cfg.trainer, system, place)
     return {name: Loader(split, place, rows, cfg.seed) for name, split in splits.items()}
 
 
-def evaluation_batch_size(trainer: DictConfig, place: Place) -> int:
-    """That of training, for which shapes are compiled and tuned; else twice as much, because larger matrix products are faster.
-    Without gradients it takes no more memory."""
-    fixed = trainer.compile or place.device.type != "cpu"
+def evaluation_batch_size(trainer: DictConfig, system: System, place: Place) -> int:
+    """That of training, for which shapes are compiled and tuned; else, for matrix products alone, twice as much: larger ones are
+    faster, and without gradients they take no more memory."""
+    fixed = trainer.compile or place.device.type != "cpu" or convolves(system)
     return int(trainer.batch_size * (1 if fixed else 2))
 
 

@@ -79,8 +79,7 @@ class Place:
 
     def take(self, model: nn.Module, trainer: DictConfig) -> "Place":
         """Move the model here, compiled if that is asked for; return the place with the memory layout that suits it."""
-        convolves = any(p.dim() == 4 for p in model.parameters())  # channels last only helps convolutions
-        layout = torch.channels_last if trainer.channels_last and convolves else torch.contiguous_format
+        layout = torch.channels_last if trainer.channels_last and convolves(model) else torch.contiguous_format
         model.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         if trainer.compile:
             # Forget earlier runs of this process: torch compiles a function for eight kinds of arguments and then no more, and
@@ -116,6 +115,11 @@ class Place:
             status = Path("/proc/self/status").read_text()
             return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
         return None
+
+
+def convolves(model: nn.Module) -> bool:
+    """Whether there are convolutions in it, which channels last and small batches suit."""
+    return any(p.dim() == 4 for p in model.parameters())
 
 
 def start_cuda(device: torch.device) -> None:
