@@ -71,7 +71,7 @@ def decide(
     utility = beliefs[:, num_classes:]  # [N, J]
     for charge in (costs, prices):
         utility = utility if charge is None else utility - charge.to(utility)
-    if available is not None and not (_readable(available) and int(available.count_nonzero()) == available.numel()):
+    if available is not None and not (_readable(beliefs) and int(available.count_nonzero()) == available.numel()):
         utility = utility.masked_fill(~available, -torch.inf)
     if torch.compiler.is_compiling():  # in an exported graph the number of rows is not known
         return _decide(beliefs, utility, order, num_classes)
