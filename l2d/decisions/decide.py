@@ -71,8 +71,9 @@ def decide(
     utility = beliefs[:, num_classes:]  # [N, J]
     for charge in (costs, prices):
         utility = utility if charge is None else utility - charge.to(utility)
-    if available is not None and not (_readable(beliefs) and int(available.count_nonzero()) == available.numel()):
-        utility = utility.masked_fill(~available, -torch.inf)
+    if available is not None:
+        everybody = _readable(beliefs, available) and int(available.count_nonzero()) == available.numel()
+        utility = utility if everybody else utility.masked_fill(~available, -torch.inf)
     if torch.compiler.is_compiling():  # in an exported graph the number of rows is not known
         return _decide(beliefs, utility, order, num_classes)
     tables = beliefs.split(ROWS), utility.split(ROWS), repeat(None) if order is None else order.split(ROWS)
@@ -110,6 +111,6 @@ def highest(utility: Tensor, order: Tensor | None = None) -> Tensor:
     return order.masked_fill(utility != best, -torch.inf).argmax(dim=1)
 
 
-def _readable(table: Tensor) -> bool:
-    """Whether a decision may depend on its numbers: not on a device, which would be waited for, and not in a graph."""
-    return table.device.type == "cpu" and not torch.compiler.is_compiling()
+def _readable(*tables: Tensor) -> bool:
+    """Whether code may depend on their numbers: not on a device, which would be waited for, and not in a graph."""
+    return not torch.compiler.is_compiling() and all(table.device.type == "cpu" for table in tables)
