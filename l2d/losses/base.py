@@ -4,6 +4,7 @@
 the experts' terms count that much, and what it would do to the scores is undone: beliefs do not depend on it.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
@@ -14,7 +15,7 @@ from torch import Tensor
 
 BaseLoss = Callable[..., Tensor]  # (scores [B, K+J], labels [B], weights [B, J]) -> [B]; a Base takes more
 Reduction = Literal["none", "mean"]  # a loss for each sample [B], or their mean, in fewer calls of torch
-Weight = Tensor | None  # of the experts' terms, [B, 1] or [1, 1]; None: 1
+Weight = float | Tensor | None  # of the experts' terms: a number, or one for each sample, [B, 1]; None: 1
 
 
 class Base(ABC):
@@ -71,8 +72,7 @@ class OvA(Base):
 
     def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
         columns = None if weight is None else _experts_alone(weight, scores, weights, classes=1)
-        targets = _targets(scores, labels, weights)
-        return _binary(scores, targets, columns, reduction)
+        return _binary(scores, _targets(scores, labels, weights), columns, reduction)
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """sigmoid of every column."""
@@ -108,7 +108,8 @@ class Decoupled(Base):
     one_distribution = False
 
     def loss(self, scores: Tensor, labels: Tensor, weights: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
-        classes, experts = scores.tensor_split([scores.shape[1] - weights.shape[1]], dim=1)  # [B, K], [B, J]
+        num_experts = weights.shape[1]
+        classes, experts = scores.split([scores.shape[1] - num_experts, num_experts], dim=1)  # [B, K], [B, J]
         label = F.cross_entropy(classes, labels, reduction=reduction)
         return label + _binary(self.logits(classes, experts), weights, weight, reduction)
 
@@ -163,9 +164,10 @@ def _total(targets: Tensor, terms: Tensor, divisor: float, reduction: Reduction)
 
 def _binary(logits: Tensor, targets: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
     """Binary cross-entropies with logits [B, C], times a weight, added up over the columns."""
+    factor, table = (weight, None) if isinstance(weight, float) else (1.0, weight)
     if reduction == "mean":
-        return F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="sum") / len(logits)
-    return F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="none").sum(dim=1)
+        return F.binary_cross_entropy_with_logits(logits, targets, table, reduction="sum") * (factor / len(logits))
+    return factor * F.binary_cross_entropy_with_logits(logits, targets, table, reduction="none").sum(dim=1)
 
 
 def _taught_softmax(
@@ -174,13 +176,18 @@ def _taught_softmax(
     """Scores and targets [B, K+J] for a softmax ~ targets^(1/power), in which experts with a `weight` have scores to match."""
     if weight is None:
         return scores, _targets(scores, labels, weights)
-    shift = _experts_alone(weight.log() / power, scores, weights, classes=0)
+    log = math.log(weight) if isinstance(weight, float) else weight.log()
+    shift = _experts_alone(log / power, scores, weights, classes=0)
     return scores + shift, _targets(scores, labels, weight * weights)
 
 
-def _experts_alone(value: Tensor, scores: Tensor, weights: Tensor, classes: float) -> Tensor:
-    """A row [1, K+J] or rows [B, K+J] with `value` [1, 1] or [B, 1] in the experts' columns, and `classes` in the others."""
+def _experts_alone(value: float | Tensor, scores: Tensor, weights: Tensor, classes: float) -> Tensor:
+    """A row [1, K+J] with a number, or rows [B, K+J] with values [B, 1], in the experts' columns, and `classes` in the others."""
     num_experts = weights.shape[1]
+    if isinstance(value, float):
+        row = scores.new_full((1, scores.shape[1]), classes)
+        row[:, scores.shape[1] - num_experts :] = value
+        return row
     return F.pad(value.expand(-1, num_experts), (scores.shape[1] - num_experts, 0), value=classes)
 
 

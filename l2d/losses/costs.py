@@ -33,21 +33,21 @@ class CostSensitive(DeferralLoss):
     def taught(
         self, scores: Tensor, labels: Tensor, weights: Tensor, answers: Tensor, reduction: Reduction = "none"
     ) -> Tensor:
-        target = self.earning(scores.detach()).mul_(self.cost / self.total)  # [B, K]
-        target.scatter_add_(1, labels[:, None], target.new_full((1, 1), 1 / self.total).expand(len(labels), 1))
+        target = self.earned(scores.detach(), self.cost / self.total)  # [B, K]
+        target.scatter_(1, labels[:, None], 1 / self.total, reduce="add")
         return self.total * super().taught(scores, target, weights / self.total, answers, reduction)
 
-    def earning(self, scores: Tensor) -> Tensor:
-        """s [..., K]: the classes that earn the cost of asking."""
+    def earned(self, scores: Tensor, amount: float) -> Tensor:
+        """amount s [..., K]: what each class earns by not asking."""
         classes = scores[..., : self.num_classes]
         if self.classes == "all":
-            return torch.ones_like(classes)
-        return torch.zeros_like(classes).scatter_(-1, classes.argmax(dim=-1, keepdim=True), 1.0)
+            return torch.full_like(classes, amount)
+        return torch.zeros_like(classes).scatter_(-1, classes.argmax(dim=-1, keepdim=True), amount)
 
     def beliefs(self, scores: Tensor) -> Tensor:
         """[eta, Acc]; away from the minimum eta can be below 0, and no class passes the one with the best score."""
         among, experts = (self.total * super().beliefs(scores)).tensor_split([self.num_classes], dim=-1)
-        classes = among - self.cost * self.earning(scores)  # [..., K]
+        classes = among - self.earned(scores, self.cost)  # [..., K]
         best = classes.gather(-1, among.argmax(dim=-1, keepdim=True))  # [..., 1]
         return torch.cat([classes.minimum(best), experts], dim=-1)
 

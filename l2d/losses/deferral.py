@@ -85,11 +85,13 @@ class DeferralLoss(nn.Module):
         """w [B, J]: which experts' columns are taught."""
         return self.formulation(scores[:, scores.shape[1] - answers.shape[1] :], answers == labels[:, None])
 
-    def expert_weight(self, scores: Tensor, answers: Tensor) -> Tensor:
-        """What all of w is multiplied by, [1, 1] or, where answers are missing, [B, 1]."""
-        if self.weight == "balanced" and not self.complete:
-            return (answers >= 0).sum(dim=1, keepdim=True).clamp(min=1).to(scores.dtype).reciprocal()
-        return scores.new_full((1, 1), 1 / answers.shape[1] if self.weight == "balanced" else self.weight)
+    def expert_weight(self, scores: Tensor, answers: Tensor) -> float | Tensor:
+        """What all of w is multiplied by: a number or, balanced where answers are missing, one for each sample, [B, 1]."""
+        if self.weight != "balanced":
+            return float(self.weight)
+        if self.complete:
+            return 1 / answers.shape[1]
+        return (answers >= 0).sum(dim=1, keepdim=True).clamp(min=1).to(scores.dtype).reciprocal()
 
     def answered(self, scores: Tensor, answers: Tensor) -> Tensor:
         """The scores [B, K+J], those of experts without an answer taken out."""

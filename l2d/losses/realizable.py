@@ -45,7 +45,7 @@ class Realizable(nn.Module):
         loss = F.cross_entropy(among, labels, reduction=each) - right
         if self.q:
             powers = torch.expm1(-self.q * loss)  # [B]
-            loss = (powers.mean() if reduction == "mean" else powers) / -self.q
+            loss = powers.sum() / (-self.q * len(powers)) if reduction == "mean" else powers / -self.q
         if self.alpha == 1:
             return loss
         alone = F.cross_entropy(scores[:, : self.num_classes], labels, reduction=reduction)
