@@ -163,19 +163,29 @@ def share_of_bare_on_vectors(count: int, width: int, dtype: str, words: tuple[st
     return Row(name, [other / own for own, other in pairs], ">= 0.85")
 
 
-def evaluation_share(repeats: int) -> Row:
-    """Scores of a test set and all metrics of them, against the bare forward passes."""
-    steps = 80
-    cfg = config("unused", *MLP, *sizes(1, steps))
+def evaluation(steps: int, num_experts: int) -> tuple[Callable[[], object], Bare]:
+    """Scores of a test set and all metrics of them, and the bare loop with the same network."""
+    cfg = config("unused", *MLP, *sizes(1, steps), f"experts.num={num_experts}", "experts.wrap=true")
     task = load_task(cfg)
     system = load_system(cfg, task)
     place = Place().take(system, cfg.trainer)
     loader = evaluation_loaders(cfg, system, task, place)["test"]
     bare = Bare(system.backbone, place.layout, 0, steps)
-    pairs = alternated(
-        lambda: evaluate(cfg, system, {"test": predict(system, loader)}, Known.of(task)), bare.test, repeats
-    )
+    return lambda: evaluate(cfg, system, {"test": predict(system, loader)}, Known.of(task)), bare
+
+
+def evaluation_share(repeats: int) -> Row:
+    """An evaluation against the bare forward passes."""
+    ours, bare = evaluation(80, J)
+    pairs = alternated(ours, bare.test, repeats)
     return Row("evaluation, MLP 3072-64, J=20 / bare forward passes", [b / a for a, b in pairs], ">= 0.85")
+
+
+def evaluation_of_many_experts(repeats: int) -> Row:
+    """An evaluation, forward passes and all, of 1,000 experts against one of 20."""
+    (many, _), (few, _) = evaluation(40, 1000), evaluation(40, J)
+    pairs, most = alternated(many, few, repeats), f"<= {(K + 1000) / (K + J):.2f}"
+    return Row("evaluation, MLP 3072-64, J=1000 / J=20", [a / b for a, b in pairs], most)
 
 
 def underfitting_share(repeats: int) -> Row:
@@ -294,6 +304,7 @@ def measure(repeats: int) -> Iterator[Row]:
     yield share_of_bare_on_vectors(1_000_000, 128, "float32", MLP, repeats)
     yield share_of_bare_on_vectors(50_000, 768, "float16", (), 2 * repeats)
     yield evaluation_share(10 * repeats)
+    yield evaluation_of_many_experts(3 * repeats)
     yield underfitting_share(20 * repeats)
     yield late_epochs(min(repeats, 3))
     yield checkpoint_share(repeats)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from l2d.decisions import Cases, Decision, Deployment, pick, vote
-from l2d.decisions.decide import ROWS
+from l2d.decisions.decide import rows_at_once
 from l2d.systems import ScoreSystem, System
 from l2d.task import Truth
 from l2d.training.loop import Predicted
@@ -176,4 +176,4 @@ def observe(
 
 def believed(system: System, outputs: Tensor) -> Tensor:
     """The beliefs [N, K+J], some rows at a time, which bounds the memory for what is computed on the way."""
-    return torch.cat([system.beliefs(part) for part in outputs.split(ROWS)])
+    return torch.cat([system.beliefs(part) for part in outputs.split(rows_at_once(outputs))])
