@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 
 import pytest
 import torch
@@ -158,3 +159,17 @@ def test_costs_that_cannot_be_meant_are_refused_before_the_training(composed, tm
 def with_output(cfg, folder):
     cfg.output_dir = str(folder)
     return cfg
+
+
+@pytest.mark.parametrize("at_once", [1, 7 * (K + J)])
+def test_outcomes_do_not_depend_on_how_many_numbers_are_computed_with_at_once(monkeypatch, at_once):
+    scores, loss = scores_of_all_kinds()[::50], DeferralLoss("vanilla", "ce", K)
+    labels, answers = torch.zeros(len(scores), dtype=torch.long), torch.randint(-1, K, (len(scores), J))
+    module = sys.modules[decide.__module__]
+    monkeypatch.setattr(module, "AT_ONCE", len(scores) * (K + J))  # all of them
+    whole = outcome_of(scores, labels, answers, loss)
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    parts = outcome_of(scores, labels, answers, loss)
+    torch.testing.assert_close(parts.beliefs, whole.beliefs, rtol=0, atol=0)
+    for some, all_of_them in zip(parts.decision[:4], whole.decision[:4], strict=True):
+        assert torch.equal(some, all_of_them)
