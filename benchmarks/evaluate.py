@@ -41,7 +41,8 @@ def many_experts(repeats: int) -> Row:
         return lambda: measure_metrics(outcome_of(scores, labels, answers, loss), METRICS)
 
     pairs = alternated(evaluation(1000), evaluation(20), repeats)
-    return Row("evaluation from scores alone, J=1000 / J=20 (answers: 50 times)", [a / b for a, b in pairs])
+    most = f"<= {(K + 1000) / (K + 20):.2f}"
+    return Row("evaluation from scores alone, J=1000 / J=20 (answers: 50 times)", [a / b for a, b in pairs], most)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,10 @@ def with_output(cfg, folder):
 @pytest.mark.parametrize("at_once", [1, 7 * (K + J)])
 def test_outcomes_do_not_depend_on_how_many_numbers_are_computed_with_at_once(monkeypatch, at_once):
     scores, loss = scores_of_all_kinds()[::50], DeferralLoss("vanilla", "ce", K)
-    labels, answers = torch.zeros(len(scores), dtype=torch.long), torch.randint(-1, K, (len(scores), J))
+    labels, answers = (
+        torch.zeros(len(scores), dtype=torch.long),
+        torch.arange(len(scores) * J).view(-1, J) % (K + 1) - 1,
+    )
     module = sys.modules[decide.__module__]
     monkeypatch.setattr(module, "AT_ONCE", len(scores) * (K + J))  # all of them
     whole = outcome_of(scores, labels, answers, loss)

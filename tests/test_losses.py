@@ -338,13 +338,14 @@ def test_a_wrong_name_is_refused_with_the_names_that_work(wrong):
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("number", [0.3, 2])
 @pytest.mark.parametrize("base", sorted(BASES))
-def test_a_weight_is_a_number_or_one_for_each_sample(base, reduction):
+def test_a_weight_is_a_number_or_one_for_each_sample(base, number, reduction):
     rng = torch.Generator().manual_seed(0)
     scores = torch.randn(5, K + 2, generator=rng, dtype=torch.float64).requires_grad_()
     labels, taught = torch.tensor([0, 1, 2, 0, 1]), torch.rand(5, 2, generator=rng, dtype=torch.float64)
     values, gradients = [], []
-    for weight in (0.3, torch.full((5, 1), 0.3, dtype=torch.float64)):
+    for weight in (number, torch.full((5, 1), number, dtype=torch.float64)):
         value = BASES[base](scores, labels, taught, weight, reduction)
         values.append(value)
         gradients += torch.autograd.grad(value.sum(), scores)

@@ -164,7 +164,7 @@ def _total(targets: Tensor, terms: Tensor, divisor: float, reduction: Reduction)
 
 def _binary(logits: Tensor, targets: Tensor, weight: Weight, reduction: Reduction) -> Tensor:
     """Binary cross-entropies with logits [B, C], times a weight, added up over the columns."""
-    factor, table = (weight, None) if isinstance(weight, float) else (1.0, weight)
+    factor, table = (1.0, weight) if weight is None or isinstance(weight, Tensor) else (weight, None)
     if reduction == "mean":
         return F.binary_cross_entropy_with_logits(logits, targets, table, reduction="sum") * (factor / len(logits))
     return factor * F.binary_cross_entropy_with_logits(logits, targets, table, reduction="none").sum(dim=1)
@@ -176,7 +176,7 @@ def _taught_softmax(
     """Scores and targets [B, K+J] for a softmax ~ targets^(1/power), in which experts with a `weight` have scores to match."""
     if weight is None:
         return scores, _targets(scores, labels, weights)
-    log = math.log(weight) if isinstance(weight, float) else weight.log()
+    log = weight.log() if isinstance(weight, Tensor) else math.log(weight)
     shift = _experts_alone(log / power, scores, weights, classes=0)
     return scores + shift, _targets(scores, labels, weight * weights)
 
@@ -184,11 +184,11 @@ def _taught_softmax(
 def _experts_alone(value: float | Tensor, scores: Tensor, weights: Tensor, classes: float) -> Tensor:
     """A row [1, K+J] with a number, or rows [B, K+J] with values [B, 1], in the experts' columns, and `classes` in the others."""
     num_experts = weights.shape[1]
-    if isinstance(value, float):
-        row = scores.new_full((1, scores.shape[1]), classes)
-        row[:, scores.shape[1] - num_experts :] = value
-        return row
-    return F.pad(value.expand(-1, num_experts), (scores.shape[1] - num_experts, 0), value=classes)
+    if isinstance(value, Tensor):
+        return F.pad(value.expand(-1, num_experts), (scores.shape[1] - num_experts, 0), value=classes)
+    row = scores.new_full((1, scores.shape[1]), classes)
+    row[:, scores.shape[1] - num_experts :] = value
+    return row
 
 
 ce, ova, gce, decoupled, asm = CE(), OvA(), GCE(0.7), Decoupled(), AsymmetricSoftmax()
