@@ -17,9 +17,11 @@ import pytest
 import yaml
 
 import l2d
+from l2d import kernels
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPILED = "l2d/kernels/compiled."  # made where there is a C compiler
 TINY = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2")
 
 
@@ -112,7 +114,7 @@ def test_outputs_is_part_of_a_checkout_and_its_runs_are_not(tmp_path):
 def build(folder: Path) -> tuple[Path, Path]:
     """The sdist of this checkout, and the wheel that is built from it."""
     source = folder / "a checkout"
-    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "compiled.*")
     for name in ("l2d", "conf", "hydra_plugins", "examples", "scripts", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=skip)
     top = "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md constraints.txt"
@@ -128,7 +130,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 def files(folder: str) -> set[str]:
     paths = (path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file())
-    return {path for path in paths if "__pycache__" not in path}
+    return {path for path in paths if "__pycache__" not in path and not path.startswith(COMPILED)}
 
 
 @pytest.mark.slow
@@ -140,6 +142,8 @@ def test_the_sdist_makes_a_wheel_that_has_everything_and_works_from_any_folder(t
     assert files("l2d") | files("hydra_plugins") | files("conf") | files("examples") | more <= held
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert kernels._library is None or [name for name in held if name.startswith(COMPILED)]
+        held = {name for name in held if not name.startswith(COMPILED)}
         (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
     assert held == files("l2d") | files("hydra_plugins") | {f"l2d/{path}" for path in files("conf")}
     assert "l2d/py.typed" in held

@@ -12,7 +12,19 @@ import l2d
 
 ROOT = Path(l2d.__file__).parent
 # First what every room may use, then the rooms in the order in which data passes through them.
-GROUND = ["lazy", "errors", "slurm", "signals", "atomic", "tensors", "conf_files", "settings", "config", "place"]
+GROUND = [
+    "lazy",
+    "errors",
+    "kernels",
+    "slurm",
+    "signals",
+    "atomic",
+    "tensors",
+    "conf_files",
+    "settings",
+    "config",
+    "place",
+]
 ROOMS = [
     *GROUND, "source", "data", "identity", "compose", "experts", "task", "models", "losses", "systems", "decisions", "training",
     "evaluation", "tracking", "inference", "report",

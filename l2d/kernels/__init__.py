@@ -1,0 +1,202 @@
+"""Functions in C for batches on the CPU: one call for what takes torch five to twenty, each of which costs microseconds.
+
+They are built with the package where there is a C compiler (kernels.c). Each returns None where it cannot serve (no compiler, another
+device, type or shape, a graph that is traced), and its caller goes on with torch: to the same numbers bit for bit, but for those of
+`deferral_loss`, which may differ in the last digit.
+"""
+
+import ctypes
+import importlib
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from l2d.errors import notify
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+_ARGUMENTS = {
+    "deferral_loss": "pippippiiiiiffif",
+    "decide": "ppipippppiii",
+    "argmax_float": "pipii",
+    "argmax_double": "pipii",
+    "heard_8": "pppppii",
+    "heard_16": "pppppii",
+    "standardise": "pipppii",
+    "crop_flip": "pipppppppiiiiiii",
+}
+_EXPERTS = {"vanilla": 0, "picce": 1, "pice": 2, "soft_picce": 3}
+_BASES = {"softmax": 0, "power": 1, "binary": 2, "decoupled": 3, "asymmetric": 4, "realizable": 5}
+_EARNED = {"nowhere": 0, "all": 1, "best": 2}
+
+
+def _load() -> Any:
+    """The library, if it was built, and from the source that is here; else None."""
+    try:
+        built = importlib.import_module(f"{__name__}.compiled")
+    except ImportError:
+        return None
+    library, source = ctypes.CDLL(built.__file__), Path(__file__).with_name("kernels.c")
+    library.source_checksum.restype = ctypes.c_uint32
+    if source.exists() and zlib.crc32(source.read_bytes()) != library.source_checksum():
+        notify("The compiled functions are not those of l2d/kernels/kernels.c and are not used; install l2d again.")
+        return None
+    for name, letters in _ARGUMENTS.items():
+        getattr(library, name).argtypes = [_TYPES[letter] for letter in letters]
+    return library
+
+
+_library = _load()
+
+
+class DeferralLoss(NamedTuple):
+    """A loss that the library knows: which experts are taught, and how a column is taught (kernels.c has the formulas)."""
+
+    experts: Literal["vanilla", "picce", "pice", "soft_picce"]
+    base: Literal["softmax", "power", "binary", "decoupled", "asymmetric", "realizable"]
+    q: float = 0.0  # of `power` and `realizable`
+    weight: float | Literal["balanced"] = 1.0  # of the experts' terms
+    cost: float = 0.0  # what is added to the targets of classes,
+    earned: Literal["nowhere", "all", "best"] = "nowhere"  # of these
+
+
+def deferral_loss(loss: DeferralLoss, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor | None:
+    """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none). Its gradient is computed at the same time."""
+    if scores.dim() != 2 or answers.dim() != 2 or answers.dtype not in (torch.int8, torch.int16, torch.int64):
+        return None
+    (rows, columns), num_experts = scores.shape, answers.shape[1]
+    if columns - num_experts < 2 or not (
+        _serves(scores, torch.float32, rows, columns, apart=True)
+        and _serves(labels, torch.int64, rows)
+        and _serves(answers, answers.dtype, rows, num_experts)
+    ):
+        return None
+    value: Tensor = _DeferralLoss.apply(scores, labels, answers, loss)
+    return None if torch.numel(value) == 0 else value
+
+
+class _DeferralLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor, answers: Tensor, loss: DeferralLoss) -> Tensor:
+        """The loss; nothing, [0], if a label is no class: it is for torch to say so."""
+        (rows, columns), num_experts, mean = scores.shape, answers.shape[1], ctypes.c_double()
+        ctx.gradient = torch.empty(rows, columns)
+        failed = _library.deferral_loss(
+            scores.data_ptr(), scores.stride(0), labels.data_ptr(), answers.data_ptr(), answers.itemsize, ctx.gradient.data_ptr(),
+            ctypes.addressof(mean), rows, columns - num_experts, num_experts, _EXPERTS[loss.experts], _BASES[loss.base], loss.q,
+            -1.0 if loss.weight == "balanced" else loss.weight, _EARNED[loss.earned], loss.cost,
+        )  # fmt: skip
+        return torch.empty(0) if failed else torch.scalar_tensor(mean.value)
+
+    @staticmethod
+    def backward(ctx: Any, flow: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: the gradient would count as a constant
+            raise RuntimeError("The kernel has no second derivatives; take those of loss.losses(...).mean().")
+        gradient = ctx.gradient if flow.item() == 1 else ctx.gradient * flow
+        return gradient, None, None, None
+
+
+def decide(beliefs: Tensor, utility: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """The predicted class [N], the best expert [N], gain [N, J] and who is asked [N, J], by beliefs [N, K+J] and the experts' utility
+    [N, J]; `order` [N, K+J] decides between equals."""
+    shape, (rows, num_experts) = beliefs.shape, utility.shape
+    if order.dtype not in (torch.float32, torch.float64) or not (
+        _serves(order, order.dtype, *shape)
+        and _serves(beliefs, torch.float64, *shape)
+        and _serves(utility, torch.float64, shape[0], num_experts, apart=True)
+        and shape[1] > num_experts
+    ):
+        return None
+    predicted, expert = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+    gain, asked = torch.empty(rows, num_experts, dtype=torch.float64), torch.empty(rows, num_experts, dtype=torch.bool)
+    failed = _library.decide(
+        beliefs.data_ptr(), utility.data_ptr(), utility.stride(0), order.data_ptr(), order.itemsize, predicted.data_ptr(),
+        expert.data_ptr(), gain.data_ptr(), asked.data_ptr(), rows, shape[1] - num_experts, num_experts,
+    )  # fmt: skip
+    return None if failed else (predicted, expert, gain, asked)
+
+
+def argmax(table: Tensor) -> Tensor | None:
+    """table.argmax(dim=1) of a table [N, C]."""
+    name = {torch.float32: "argmax_float", torch.float64: "argmax_double"}.get(table.dtype)
+    if name is None or table.dim() != 2 or not _serves(table, table.dtype, *table.shape, apart=True):
+        return None
+    out = torch.empty(len(table), dtype=torch.int64)
+    getattr(_library, name)(table.data_ptr(), table.stride(0), out.data_ptr(), *table.shape)
+    return out
+
+
+def heard(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Of each row of answers [N, J] (below 0: none) to labels [N]: what most experts say, among equals what the first of them says, -1
+    if nobody says anything; how many are right; and how many say something. [N] each."""
+    name = {torch.int8: "heard_8", torch.int16: "heard_16"}.get(answers.dtype)
+    if name is None or answers.dim() != 2:
+        return None
+    rows, num_experts = answers.shape
+    if not (_serves(answers, answers.dtype, rows, num_experts) and _serves(labels, torch.int64, rows)):
+        return None
+    majority = torch.empty(rows, dtype=torch.int64)
+    right, given = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
+    failed = getattr(_library, name)(
+        answers.data_ptr(), labels.data_ptr(), majority.data_ptr(), right.data_ptr(), given.data_ptr(), rows, num_experts
+    )  # fmt: skip
+    return None if failed else (majority, right, given)
+
+
+def standardise(table: Tensor, mean: Tensor, scale: Tensor) -> Tensor | None:
+    """(table - mean) * scale, of a table [N, D] with mean and scale [D]."""
+    if table.dim() != 2 or table.requires_grad:
+        return None
+    rows, columns = table.shape
+    if not (
+        _serves(table, torch.float32, rows, columns, apart=True)
+        and _serves(mean, torch.float32, columns)
+        and _serves(scale, torch.float32, columns)
+    ):
+        return None
+    out = torch.empty(rows, columns)
+    _library.standardise(
+        table.data_ptr(), table.stride(0), mean.data_ptr(), scale.data_ptr(), out.data_ptr(), rows, columns
+    )
+    return out
+
+
+def crop_flip(
+    images: Tensor, windows: Sequence[Tensor], scale: Tensor, shift: Tensor, out: Tensor, padding: int
+) -> bool:
+    """Write windows of images [N, C, H, W] in bytes into floats [B, C, *size]; return whether it was done.
+
+    `windows` are four integers for each of the floats, [B] each: the image, the top and the left of the window in that image padded by
+    reflection, and whether it is mirrored. Every pixel is multiplied by scale [C], and shift [C] is added.
+    """
+    number, channels, rows, columns = images.shape
+    count, size = out.shape[0], out.shape[2:]
+    if not (
+        _serves(images, torch.uint8, *images.shape)
+        and all(_serves(each, torch.int64, count) for each in windows)
+        and all(_serves(each, torch.float32, channels) for each in (scale, shift))
+        and _serves(out, torch.float32, count, channels, *size)
+    ):
+        return False
+    pointers = (each.data_ptr() for each in (*windows, scale, shift, out))
+    failed = _library.crop_flip(images.data_ptr(), number, *pointers, count, channels, rows, columns, *size, padding)
+    return not failed
+
+
+def _serves(tensor: Tensor, dtype: torch.dtype, *shape: int, apart: bool = False) -> bool:
+    """Whether the library can read this tensor: numbers of this type and shape in the memory of the CPU, one after the other; the rows
+    may be `apart`."""
+    return (
+        _library is not None
+        and type(tensor) is Tensor  # and not a fake one
+        and tensor.is_cpu
+        and tensor.dtype is dtype
+        and tensor.shape == shape
+        and (tensor.is_contiguous() or (apart and tensor.stride(-1) == 1))
+        and tensor.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()  # as in vmap, whose tensors have no memory
+    )
