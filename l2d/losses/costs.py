@@ -6,9 +6,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from l2d import kernels
 from l2d.errors import UserError, notify
 from l2d.losses.base import Base, Reduction
-from l2d.losses.deferral import DeferralLoss, Parts
+from l2d.losses.deferral import KERNEL_BASES, KERNEL_EXPERTS, DeferralLoss, Parts
 
 Cost = Annotated[float, Ge(0)]
 
@@ -36,6 +37,13 @@ class CostSensitive(DeferralLoss):
         target = self.earned(scores.detach(), self.cost / self.total)  # [B, K]
         target.scatter_(1, labels[:, None], 1 / self.total, reduce="add")
         return self.total * super().taught(scores, target, weights / self.total, answers, reduction)
+
+    def kernel(self) -> kernels.DeferralLoss | None:
+        """Of the loss that this is derived from, with the cost earned."""
+        experts, base = KERNEL_EXPERTS.get(self.formulation), KERNEL_BASES.get(type(self.base))
+        if type(self) is not CostSensitive or experts is None or base is None:
+            return None
+        return kernels.DeferralLoss(experts, base, getattr(self.base, "q", 0.0), self.weight, self.cost, self.classes)
 
     def earned(self, scores: Tensor, amount: float) -> Tensor:
         """amount s [..., K]: what each class earns by not asking."""

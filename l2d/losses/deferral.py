@@ -1,21 +1,42 @@
 """The loss that training minimises: formulation x base x weight, averaged over the batch."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from l2d import kernels
 from l2d.config import locate
 from l2d.errors import UserError
-from l2d.losses.base import BASES, GCE, Base, BaseLoss, Reduction, implied_distribution
-from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, Formulation, soft_picce
+from l2d.losses.base import (
+    BASES,
+    CE,
+    GCE,
+    AsymmetricSoftmax,
+    Base,
+    BaseLoss,
+    Decoupled,
+    OvA,
+    Reduction,
+    implied_distribution,
+)
+from l2d.losses.formulations import FORMULATIONS, VOUCHES_FOR, Formulation, picce, pice, soft_picce, vanilla
 
 NO_SCORE = -1e30  # of an expert who did not answer: no part in a softmax, a sigmoid of 0, and finite
 Weight = Annotated[float, Interval(gt=0, le=1e6)] | Literal["balanced"]
 Power = Annotated[float, Interval(gt=0, le=1)]
+# What a kernel computes in one call on the CPU.
+KERNEL_EXPERTS: dict[Formulation, Any] = {vanilla: "vanilla", picce: "picce", pice: "pice", soft_picce: "soft_picce"}
+KERNEL_BASES: dict[type[Any], Any] = {
+    CE: "softmax",
+    GCE: "power",
+    OvA: "binary",
+    Decoupled: "decoupled",
+    AsymmetricSoftmax: "asymmetric",
+}
 Part = TypeVar("Part", bound=Callable[..., Tensor])
 
 
@@ -64,7 +85,16 @@ class DeferralLoss(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
-        return self.losses(scores.float(), labels, answers, reduction="mean")
+        scores, kernel = scores.float(), self.kernel()
+        value = None if kernel is None else kernels.deferral_loss(kernel, scores, labels, answers)
+        return self.losses(scores, labels, answers, reduction="mean") if value is None else value
+
+    def kernel(self) -> kernels.DeferralLoss | None:
+        """The kernel that computes the same; None for a formulation, a base or a subclass of one's own."""
+        experts, base = KERNEL_EXPERTS.get(self.formulation), KERNEL_BASES.get(type(self.base))
+        if type(self) not in (DeferralLoss, SoftPicce) or experts is None or base is None:
+            return None
+        return kernels.DeferralLoss(experts, base, getattr(self.base, "q", 0.0), self.weight)
 
     def losses(self, scores: Tensor, labels: Tensor, answers: Tensor, reduction: Reduction = "none") -> Tensor:
         """The loss of each sample, [B], or their mean."""

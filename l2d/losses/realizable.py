@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from l2d import kernels
 from l2d.losses.base import Reduction
 from l2d.losses.deferral import without_unanswered
 
@@ -32,7 +33,10 @@ class Realizable(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
-        return self.losses(scores.float(), labels, answers, reduction="mean")
+        known = type(self) in (Realizable, Mixture) and self.alpha == 1
+        kernel = kernels.DeferralLoss("vanilla", "realizable", self.q) if known else None
+        value = None if kernel is None else kernels.deferral_loss(kernel, scores.float(), labels, answers)
+        return self.losses(scores.float(), labels, answers, reduction="mean") if value is None else value
 
     def losses(self, scores: Tensor, labels: Tensor, answers: Tensor, reduction: Reduction = "none") -> Tensor:
         """The loss of each sample, [B], or their mean."""
