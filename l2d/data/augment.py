@@ -29,7 +29,7 @@ def crop_flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
     batch, channels, height, width = images.shape
     rows, columns = _crops((height, width), size, images.device)
     lefts = len(columns) // 2
-    top, left, mirrored = (_integers(high, images, generators) for high in (len(rows), lefts, 2))  # [B] each
+    top, left, mirrored = random_windows(images, len(images), size, *generators)
     first = torch.arange(0, batch * channels * height, height, device=images.device)  # [B * C] rows of all images
     row = rows.index_select(0, top)[:, None] + first.view(batch, channels, 1)  # [B, C, new height]
     whole = images.reshape(-1, width).index_select(0, row.flatten()).view(batch, -1, width)  # [B, C * new height, W]
@@ -37,9 +37,16 @@ def crop_flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
     return whole.gather(2, column[:, None].expand(-1, whole.shape[1], -1)).view(batch, channels, *size)
 
 
+def random_windows(images: Tensor, count: int, size: Size, *generators: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """For `count` of these images: top and left of a window of this size in the padded image, and whether it is mirrored, [count] each."""
+    starts = (length + 2 * PADDING - window + 1 for length, window in zip(images.shape[-2:], size, strict=True))
+    top, left, mirrored = (_integers(high, count, images.device, generators) for high in (*starts, 2))
+    return top, left, mirrored
+
+
 def flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
     """The centre of every image; half of them flipped."""
-    return mirror(centre_crop(images, size), _integers(2, images, generators).bool())
+    return mirror(centre_crop(images, size), _integers(2, len(images), images.device, generators).bool())
 
 
 def random_resized_crop_flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
@@ -52,7 +59,7 @@ def random_resized_crop_flip(images: Tensor, size: Size, *generators: Generator)
 def random_boxes_and_flips(images: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Random boxes [B, 4] for `count` of these images, and whether each is flipped [B]."""
     height, width = (torch.full((count,), side, device=images.device) for side in images.shape[-2:])
-    return random_boxes(height, width, generator), _integers(2, height, [generator]).bool()
+    return random_boxes(height, width, generator), _integers(2, count, images.device, [generator]).bool()
 
 
 def random_boxes(height: Tensor, width: Tensor, generator: Generator) -> Tensor:
@@ -141,10 +148,10 @@ def _windows(length: int, count: int) -> Tensor:
     return (length - 1) - ((length - 1) - index.abs()).abs()
 
 
-def _integers(high: int, images: Tensor, generators: Sequence[Generator]) -> Tensor:
-    """A number below `high` for each image, [B]."""
-    count, device = len(images) // len(generators), images.device
-    return torch.cat([torch.randint(high, (count,), generator=each, device=device) for each in generators])
+def _integers(high: int, count: int, device: torch.device, generators: Sequence[Generator]) -> Tensor:
+    """`count` numbers below `high`, as many from each generator, [count]."""
+    each = count // len(generators)
+    return torch.cat([torch.randint(high, (each,), generator=one, device=device) for one in generators])
 
 
 AUGMENTATIONS: dict[str, Augmentation | None] = {

@@ -7,13 +7,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from l2d.data.augment import augmentation, centre_crop, random_boxes_and_flips, random_resized_crop_flip, resample_bytes
+from l2d import kernels
+from l2d.data.augment import (
+    PADDING,
+    augmentation,
+    centre_crop,
+    crop_flip,
+    random_boxes_and_flips,
+    random_resized_crop_flip,
+    random_windows,
+    resample_bytes,
+)
 from l2d.data.batch_memory import empty_floats
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
@@ -84,10 +94,13 @@ class ImageFeed:
         """The images of these steps, augmented or cropped, [N, C, *size]."""
         if self.augment is None:
             return centre_crop(images, self.size)
+        return self.augment(images, self.size, *self.generators_of(epoch, steps))
+
+    def generators_of(self, epoch: int, steps: Sequence[int]) -> list[torch.Generator]:
+        """What the augmentation of each of these steps is drawn from."""
         while len(self.generators) < len(steps):
             self.generators.append(torch.Generator(self.place.device))
-        seeded = [self.seeded(generator, epoch, step) for generator, step in zip(self.generators, steps, strict=False)]
-        return self.augment(images, self.size, *seeded)
+        return [self.seeded(generator, epoch, step) for generator, step in zip(self.generators, steps, strict=False)]
 
     def normalised(self, images: Tensor) -> Tensor:
         """Float32 in the place's layout."""
@@ -131,12 +144,46 @@ class ResidentFeed(ImageFeed):
                 first = ranks.rank + step * len(order[0]) * ranks.count
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
         else:
-            step = start
+            step, prepared = start, self._by_kernel if self._kernel_serves else self._by_torch
             for index, sizes in several(on_device[start:], self.images):
-                images = self.cropped(self.stored(index), epoch, range(step, step + len(sizes)))
-                for part, samples in zip(divide(images, sizes), divide(index, sizes), strict=True):
-                    yield self.normalised(part), samples
+                batches = prepared(index, sizes, epoch, range(step, step + len(sizes)))
+                yield from zip(batches, divide(index, sizes), strict=True)
                 step += len(sizes)
+
+    def _by_torch(self, index: Tensor, sizes: list[int], epoch: int, steps: Sequence[int]) -> Iterator[Tensor]:
+        """The prepared images of several steps, whose samples are `index` [n]: cropped all at once."""
+        for part in divide(self.cropped(self.stored(index), epoch, steps), sizes):
+            yield self.normalised(part)
+
+    def _by_kernel(self, index: Tensor, sizes: list[int], epoch: int, steps: Sequence[int]) -> Iterator[Tensor]:
+        """The same: the images of each step are cropped and normalised in one pass."""
+        draws = random_windows(self.images, len(index), self.size, *self.generators_of(epoch, steps))
+        for windows in zip(*(divide(column, sizes) for column in (index, *draws)), strict=True):
+            floats, made = self._cut(self.images, windows)
+            assert made, "the kernel has served these images before"
+            yield floats
+
+    def _cut(self, images: Tensor, windows: Sequence[Tensor]) -> tuple[Tensor, bool]:
+        """Windows of the padded images, normalised, [B, C, *size]; and whether the kernel could cut them. `windows` are the image, top and
+        left, and whether it is mirrored, [B] each."""
+        assert self.scale is not None  # bytes always have one
+        floats = empty_floats((len(windows[0]), images.shape[1], *self.size), torch.contiguous_format)
+        scale, shift = self.scale[0, :, 0, 0].contiguous(), self.shift[0, :, 0, 0].contiguous()  # [C]
+        return floats, kernels.crop_flip(images, windows, scale, shift, floats, PADDING)
+
+    @cached_property
+    def _kernel_serves(self) -> bool:
+        """Whether the kernel gives these batches, with the very numbers that torch gives for every byte on this CPU."""
+        here = self.place.device.type == "cpu" and self.place.layout == torch.contiguous_format
+        if not (here and self.in_bytes and self.augment is crop_flip and self.images.is_contiguous()):
+            return False
+        (height, width), (channels, *sides) = self.size, self.images.shape[1:]
+        count = -(-256 // width)  # images that have every byte in their first columns
+        values = width * torch.arange(count)[:, None, None, None] + torch.arange(sides[1])  # [count, 1, 1, W]
+        every = values.expand(-1, channels, *sides).to(torch.uint8).contiguous()  # [count, C, H, W]
+        inside, not_mirrored = torch.full((count,), PADDING), torch.zeros(count, dtype=torch.int64)
+        floats, made = self._cut(every, (torch.arange(count), inside, inside, not_mirrored))
+        return made and torch.equal(floats, self.normalised(every[:, :, :height, :width]))
 
     def stored(self, index: Tensor) -> Tensor:
         """The images [n, C, H, W] of these samples, in their memory layout, which index_select alone would not keep."""
