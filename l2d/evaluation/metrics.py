@@ -117,7 +117,7 @@ def expert_accuracy(outcome: Outcome) -> list[float | None]:
 
 def answered(outcome: Outcome) -> list[float]:
     """Share of samples for which each expert's answer is recorded."""
-    return [100 * count / len(outcome.labels) for count in _counts(outcome.recorded, dim=0).tolist()]
+    return [100 * count / len(outcome.labels) for count in outcome.recorded_of_experts]
 
 
 METRICS: list[Metric] = [

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from l2d import kernels
 from l2d.decisions import Cases, Decision, Deployment, pick, vote
 from l2d.decisions.decide import rows_at_once
 from l2d.systems import ScoreSystem, System
@@ -80,20 +81,41 @@ class Outcome:
         return self.answers == labels[:, None]
 
     @cached_property
-    def num_recorded(self) -> Tensor:
-        """How many experts answered a sample, [N]."""
-        return self.recorded.sum(dim=1, dtype=torch.int32)
+    def heard(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The answer that most experts gave (among equals that of the first expert; -1 where nobody answered), how many experts are right
+        about a sample, and how many answered, [N] each."""
+        found = kernels.heard(self.answers, self.labels)
+        if found is not None:
+            return found
+        right, given = (table.sum(dim=1, dtype=torch.int32) for table in (self.experts_right, self.recorded))
+        return vote(self.answers, self.recorded, torch.ones(1, 1)), right, given
 
-    @cached_property
+    @property
+    def majority(self) -> Tensor:
+        """The answer that most experts gave, [N]."""
+        return self.heard[0]
+
+    @property
     def num_right(self) -> Tensor:
         """How many experts are right about a sample, [N]."""
-        return self.experts_right.sum(dim=1, dtype=torch.int32)
+        return self.heard[1]
+
+    @property
+    def num_recorded(self) -> Tensor:
+        """How many experts answered a sample, [N]."""
+        return self.heard[2]
+
+    @cached_property
+    def recorded_of_experts(self) -> list[int]:
+        """How many answers of each expert there are, [J]."""
+        counts: list[int] = self.recorded.sum(dim=0, dtype=torch.int32).tolist()
+        return counts
 
     @cached_property
     def expert_accuracy(self) -> list[float | None]:
         """Percentage of right answers among those that each expert gave; None for one who gave none."""
         right = self.experts_right.sum(dim=0, dtype=torch.int32).tolist()
-        given = self.recorded.sum(dim=0, dtype=torch.int32).tolist()
+        given = self.recorded_of_experts
         return [100 * hits / answers if answers else None for hits, answers in zip(right, given, strict=True)]
 
     @cached_property
@@ -123,11 +145,6 @@ class Outcome:
             return self.decision.answer
         given = pick(self.answers, self.decision.expert).to(self.decision.predicted.dtype)
         return torch.where(self.deferred, given, self.decision.predicted)
-
-    @cached_property
-    def majority(self) -> Tensor:
-        """The answer that most experts gave, [N]; among equals that of the first expert; -1 where nobody answered."""
-        return vote(self.answers, self.recorded, torch.ones(1, 1))
 
 
 def outcome_of(scores: Tensor, labels: Tensor, answers: Tensor, loss: Any) -> Outcome:

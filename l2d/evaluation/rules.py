@@ -81,7 +81,6 @@ def rule_needs(cfg: DictConfig) -> Needs:
 def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out: bool) -> None:
     """Refuse a rule or costs that this system cannot serve."""
     wanted = rule_needs(cfg)
-    method = method_of(cfg)
     rule = f"rule={cfg.rule.get('name')}" + (" with rule.loss_matrix" if deployment.loss_matrix is not None else "")
     if wanted.held_out and not held_out:
         raise UserError(f"{rule} is fitted on held-out data, and held_out=0; train with held_out=0.2.")
@@ -91,13 +90,13 @@ def check_rule(cfg: DictConfig, system: System, deployment: Deployment, held_out
     )  # a rule on `classes` alone does not compare costs with beliefs
     if vouches not in ENOUGH[wanted.vouches_for]:
         raise UserError(
-            f"{rule} needs estimates of {_whose(wanted.vouches_for)}, which {method} does not give; {_what_would(cfg)}"
+            f"{rule} needs estimates of {_whose(wanted.vouches_for)}, which {method_of(cfg)} does not give; {_what_would(cfg)}"
         )
     if costs is not None and costs.any() and wanted.vouches_for != "classes":
         unequal = bool((costs != costs[0]).any())
         if vouches not in ENOUGH["all" if unequal else "top"]:
             raise UserError(
-                f"experts.costs={plain(cfg.experts.costs)} need estimates of {_whose('all' if unequal else 'top')}, which {method} "
+                f"experts.costs={plain(cfg.experts.costs)} need estimates of {_whose('all' if unequal else 'top')}, which {method_of(cfg)} "
                 f"does not give; {_what_would(cfg)}"
             )
     if wanted.check:
