@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from l2d import kernels
 from l2d.conf_files import config_dir
 from l2d.config import build
 from l2d.data import Batch, ImageFiles, Images, Loader, Preprocessing, Split
@@ -223,7 +224,7 @@ def test_a_system_moves_to_its_place_with_its_loss():
 @pytest.mark.parametrize(
     ("layer", "place", "compiled", "size"),
     [
-        (torch.nn.Linear(2, 2), Place(), False, 2 * B),
+        (torch.nn.Linear(2, 2), Place(), False, 4 * B),
         (torch.nn.Linear(2, 2), Place(), True, B),
         (torch.nn.Linear(2, 2), Place(CUDA), False, B),
         (torch.nn.Conv2d(2, 2, 1), Place(), False, B),
@@ -297,15 +298,17 @@ class Fetching(TorchFunctionMode):
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(("check_every", "expected"), [(5, {5, 10, 12}), (1, set(range(1, 13)))])
 def test_a_step_waits_for_the_device_only_at_the_log_interval(
-    composed, tmp_path, formulation, base, check_every, expected
+    composed, tmp_path, monkeypatch, formulation, base, check_every, expected
 ):
-    """Every operation of 12 steps, from the crop to the bookkeeping, on the CPU but with the interval of a CUDA device."""
+    """Every operation of 12 steps, from the crop to the bookkeeping, on the CPU but with the interval of a CUDA device, and as there
+    without functions in C."""
+    monkeypatch.setattr(kernels, "_library", None)
     cfg = composed("trainer.epochs=1", "trainer.log_every=5", "trainer.clip_grad=1.0")
     loader = Loader(images_and_answers(48), Place(), 4, train=True)
     loss = DeferralLoss(formulation, base, K)
     system = ScoreSystem(lambda outputs: MLP(outputs, (3, 8, 8), 8, 1), loss, K, J)
     state = TrainingState(cfg, system, loader, Checkpoints(tmp_path, ""), StopSignal())
-    state.check_every = check_every
+    state.check_every, state.host_losses = check_every, None
     with Waiting(state) as waiting, Fetching(state) as fetching:
         next(fit(state, lambda *step: None))
     assert set(waiting.steps) == set(fetching.steps) == expected

@@ -8,7 +8,7 @@ device, type or shape, a graph that is traced), and its caller goes on with torc
 import ctypes
 import importlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +52,11 @@ def _load() -> Any:
 _library = _load()
 
 
+def built() -> bool:
+    """Whether the library is there."""
+    return _library is not None
+
+
 class DeferralLoss(NamedTuple):
     """A loss that the library knows: which experts are taught, and how a column is taught (kernels.c has the formulas)."""
 
@@ -63,8 +68,11 @@ class DeferralLoss(NamedTuple):
     earned: Literal["nowhere", "all", "best"] = "nowhere"  # of these
 
 
-def deferral_loss(loss: DeferralLoss, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor | None:
-    """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none). Its gradient is computed at the same time."""
+def deferral_loss(
+    loss: DeferralLoss, scores: Tensor, labels: Tensor, answers: Tensor, by_torch: Callable[..., Tensor]
+) -> Tensor | None:
+    """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none). Its gradient is computed at the same time; for second
+    derivatives that is done again `by_torch`, which is called with these three and a reduction."""
     if scores.dim() != 2 or answers.dim() != 2 or answers.dtype not in (torch.int8, torch.int16, torch.int64):
         return None
     (rows, columns), num_experts = scores.shape, answers.shape[1]
@@ -74,16 +82,19 @@ def deferral_loss(loss: DeferralLoss, scores: Tensor, labels: Tensor, answers: T
         and _serves(answers, answers.dtype, rows, num_experts)
     ):
         return None
-    value: Tensor = _DeferralLoss.apply(scores, labels, answers, loss)
+    value: Tensor = _DeferralLoss.apply(scores, labels, answers, loss, by_torch)
     return None if torch.numel(value) == 0 else value
 
 
 class _DeferralLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, labels: Tensor, answers: Tensor, loss: DeferralLoss) -> Tensor:
+    def forward(
+        ctx: Any, scores: Tensor, labels: Tensor, answers: Tensor, loss: DeferralLoss, by_torch: Callable[..., Tensor]
+    ) -> Tensor:
         """The loss; nothing, [0], if a label is no class: it is for torch to say so."""
         (rows, columns), num_experts, mean = scores.shape, answers.shape[1], ctypes.c_double()
-        ctx.gradient = torch.empty(rows, columns)
+        ctx.gradient, ctx.by_torch = torch.empty(rows, columns), by_torch
+        ctx.save_for_backward(scores, labels, answers)
         failed = _library.deferral_loss(
             scores.data_ptr(), scores.stride(0), labels.data_ptr(), answers.data_ptr(), answers.itemsize, ctx.gradient.data_ptr(),
             ctypes.addressof(mean), rows, columns - num_experts, num_experts, _EXPERTS[loss.experts], _BASES[loss.base], loss.q,
@@ -93,10 +104,13 @@ class _DeferralLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, flow: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True: the gradient would count as a constant
-            raise RuntimeError("The kernel has no second derivatives; take those of loss.losses(...).mean().")
-        gradient = ctx.gradient if flow.item() == 1 else ctx.gradient * flow
-        return gradient, None, None, None
+        if torch.is_grad_enabled():  # create_graph=True: the gradient is to be derived, too
+            scores, labels, answers = ctx.saved_tensors
+            value = ctx.by_torch(scores, labels, answers, reduction="mean")
+            (gradient,) = torch.autograd.grad(value, scores, flow, create_graph=True)
+        else:
+            gradient = ctx.gradient if flow.item() == 1 else ctx.gradient * flow
+        return gradient, None, None, None, None
 
 
 def decide(beliefs: Tensor, utility: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:

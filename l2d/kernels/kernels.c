@@ -112,7 +112,8 @@ INLINE float highest_of(const float *x, int64_t n) {
 
 /* sum_c t_c (-log p_c) with p = softmax(x), and its gradient times `scale`. */
 INLINE double softmax_row(const float *x, const float *t, float *gradient, int64_t n, float scale) {
-    float most = highest_of(x, n), sum = 0, taught = 0, along = 0;
+    float most = highest_of(x, n);
+    double sum = 0, taught = 0, along = 0; /* double: there may be thousands of columns */
     SIMD(+ : sum, taught, along)
     for (int64_t c = 0; c < n; c++) {
         float e = exp_of(x[c] - most);
@@ -123,31 +124,33 @@ INLINE double softmax_row(const float *x, const float *t, float *gradient, int64
     }
     float share = taught / sum;
     for (int64_t c = 0; c < n; c++) gradient[c] = (gradient[c] * share - t[c]) * scale;
-    return (double)taught * logf(sum) - along;
+    return taught * log(sum) - along;
 }
 
 /* sum_c t_c (1 - p_c^q) / q with p = softmax(x), and its gradient times `scale`. */
 INLINE double power_row(const float *x, const float *t, float *gradient, int64_t n, float q, float scale) {
-    float most = highest_of(x, n), sum = 0, loss = 0, flow = 0;
+    float most = highest_of(x, n);
+    double sum = 0, loss = 0, flow = 0;
     SIMD(+ : sum)
     for (int64_t c = 0; c < n; c++) sum += gradient[c] = exp_of(x[c] - most);
-    float log_sum = logf(sum);
+    float log_sum = log(sum);
     SIMD(+ : loss, flow)
     for (int64_t c = 0; c < n; c++) {
         float less = expm1_of(q * (x[c] - most - log_sum)); /* p_c^q - 1 */
         loss -= t[c] * less;
         flow += t[c] * (1.0f + less);
     }
+    float share = flow / sum;
     for (int64_t c = 0; c < n; c++) {
         float raised = 1.0f + expm1_of(q * (x[c] - most - log_sum));
-        gradient[c] = (gradient[c] / sum * flow - t[c] * raised) * scale;
+        gradient[c] = (gradient[c] * share - t[c] * raised) * scale;
     }
     return loss / q;
 }
 
 /* Binary cross-entropies with logits x - shift, added up, and their gradient times `scale`. */
 INLINE double binary_row(const float *x, const float *t, float *gradient, int64_t n, float shift, float scale) {
-    float loss = 0;
+    double loss = 0;
     SIMD(+ : loss)
     for (int64_t c = 0; c < n; c++) {
         float logit = x[c] - shift, size = logit < 0 ? -logit : logit;
@@ -161,7 +164,8 @@ INLINE double binary_row(const float *x, const float *t, float *gradient, int64_
 /* As decoupled, with the experts' logits measured against all classes but the predicted one: x - log sum_{k != yhat} exp(x_k). */
 INLINE double asymmetric_row(const float *x, const float *t, float *gradient, int64_t classes, int64_t experts, float weight,
                              float scale) {
-    float most = highest_of(x, classes), second = -INFINITY, sum = 0, flow = 0;
+    float most = highest_of(x, classes), second = -INFINITY;
+    double sum = 0, flow = 0;
     int64_t predicted = 0;
     while (predicted < classes - 1 && x[predicted] != most) predicted++;
     for (int part = 0; part < 2; part++) { /* the classes before the predicted one, and those after it */
@@ -173,13 +177,14 @@ INLINE double asymmetric_row(const float *x, const float *t, float *gradient, in
         float e = exp_of(x[c] - second);
         sum += c == predicted ? 0.0f : e;
     }
-    float others = second + logf(sum);
+    float others = second + log(sum);
     double loss = softmax_row(x, t, gradient, classes, scale);
     loss += weight * binary_row(x + classes, t + classes, gradient + classes, experts, others, weight * scale);
     SIMD(+ : flow)
     for (int64_t j = classes; j < classes + experts; j++) flow += gradient[j];
+    float share = flow / sum;
     for (int64_t c = 0; c < classes; c++) {
-        float e = flow / sum * exp_of(x[c] - second);
+        float e = share * exp_of(x[c] - second);
         gradient[c] -= c == predicted ? 0.0f : e;
     }
     return loss;
@@ -188,7 +193,8 @@ INLINE double asymmetric_row(const float *x, const float *t, float *gradient, in
 /* Psi(u), with u = sum_c t_c p_c the probability of the columns that are right (t_c = 1, else 0): -log u for q = 0, else (1 - u^q) / q; and
 its gradient times `scale`. */
 INLINE double realizable_row(const float *x, const float *t, float *gradient, int64_t n, float q, float scale) {
-    float most = highest_of(x, n), most_right = -INFINITY, all = 0, right = 0;
+    float most = highest_of(x, n), most_right = -INFINITY;
+    double all = 0, right = 0;
     SIMD(max : most_right)
     for (int64_t c = 0; c < n; c++) most_right = t[c] != 0 && x[c] > most_right ? x[c] : most_right;
     SIMD(+ : all, right)
@@ -196,7 +202,7 @@ INLINE double realizable_row(const float *x, const float *t, float *gradient, in
         all += exp_of(x[c] - most);
         right += t[c] * exp_of(x[c] - most_right);
     }
-    float loss = most - most_right + (logf(all) - logf(right));
+    float loss = most - most_right + (log(all) - log(right));
     float less = q > 0 ? expm1f(-q * loss) : 0; /* u^q - 1 */
     float whole = (1 + less) * scale / all, part = (1 + less) * scale / right;
     for (int64_t c = 0; c < n; c++)

@@ -86,7 +86,7 @@ class DeferralLoss(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, answers: Tensor) -> Tensor:
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
         scores, kernel = scores.float(), self.kernel()
-        value = None if kernel is None else kernels.deferral_loss(kernel, scores, labels, answers)
+        value = None if kernel is None else kernels.deferral_loss(kernel, scores, labels, answers, self.losses)
         return self.losses(scores, labels, answers, reduction="mean") if value is None else value
 
     def kernel(self) -> kernels.DeferralLoss | None:

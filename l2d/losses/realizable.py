@@ -35,7 +35,7 @@ class Realizable(nn.Module):
         """The mean loss of scores [B, K+J], labels [B] and answers [B, J] (-1: none), in float32 also under autocast."""
         known = type(self) in (Realizable, Mixture) and self.alpha == 1
         kernel = kernels.DeferralLoss("vanilla", "realizable", self.q) if known else None
-        value = None if kernel is None else kernels.deferral_loss(kernel, scores.float(), labels, answers)
+        value = None if kernel is None else kernels.deferral_loss(kernel, scores.float(), labels, answers, self.losses)
         return self.losses(scores.float(), labels, answers, reduction="mean") if value is None else value
 
     def losses(self, scores: Tensor, labels: Tensor, answers: Tensor, reduction: Reduction = "none") -> Tensor:
