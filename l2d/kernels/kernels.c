@@ -110,17 +110,24 @@ INLINE float highest_of(const float *x, int64_t n) {
     return most;
 }
 
+/* Sums are of floats inside a block and of doubles over the blocks: fast, and right for thousands of columns. */
+#define BLOCKS(n) for (int64_t from = 0, to; to = from + 256 < (n) ? from + 256 : (n), from < (n); from = to)
+
 /* sum_c t_c (-log p_c) with p = softmax(x), and its gradient times `scale`. */
 INLINE double softmax_row(const float *x, const float *t, float *gradient, int64_t n, float scale) {
     float most = highest_of(x, n);
-    double sum = 0, taught = 0, along = 0; /* double: there may be thousands of columns */
-    SIMD(+ : sum, taught, along)
-    for (int64_t c = 0; c < n; c++) {
-        float e = exp_of(x[c] - most);
-        gradient[c] = e;
-        sum += e;
-        taught += t[c];
-        along += t[c] * (x[c] - most);
+    double sum = 0, taught = 0, along = 0;
+    BLOCKS(n) {
+        float exps = 0, targets = 0, products = 0;
+        SIMD(+ : exps, targets, products)
+        for (int64_t c = from; c < to; c++) {
+            float e = exp_of(x[c] - most);
+            gradient[c] = e;
+            exps += e;
+            targets += t[c];
+            products += t[c] * (x[c] - most);
+        }
+        sum += exps, taught += targets, along += products;
     }
     float share = taught / sum;
     for (int64_t c = 0; c < n; c++) gradient[c] = (gradient[c] * share - t[c]) * scale;
@@ -131,14 +138,22 @@ INLINE double softmax_row(const float *x, const float *t, float *gradient, int64
 INLINE double power_row(const float *x, const float *t, float *gradient, int64_t n, float q, float scale) {
     float most = highest_of(x, n);
     double sum = 0, loss = 0, flow = 0;
-    SIMD(+ : sum)
-    for (int64_t c = 0; c < n; c++) sum += gradient[c] = exp_of(x[c] - most);
+    BLOCKS(n) {
+        float exps = 0;
+        SIMD(+ : exps)
+        for (int64_t c = from; c < to; c++) exps += gradient[c] = exp_of(x[c] - most);
+        sum += exps;
+    }
     float log_sum = log(sum);
-    SIMD(+ : loss, flow)
-    for (int64_t c = 0; c < n; c++) {
-        float less = expm1_of(q * (x[c] - most - log_sum)); /* p_c^q - 1 */
-        loss -= t[c] * less;
-        flow += t[c] * (1.0f + less);
+    BLOCKS(n) {
+        float losses = 0, flows = 0;
+        SIMD(+ : losses, flows)
+        for (int64_t c = from; c < to; c++) {
+            float less = expm1_of(q * (x[c] - most - log_sum)); /* p_c^q - 1 */
+            losses -= t[c] * less;
+            flows += t[c] * (1.0f + less);
+        }
+        loss += losses, flow += flows;
     }
     float share = flow / sum;
     for (int64_t c = 0; c < n; c++) {
@@ -151,12 +166,16 @@ INLINE double power_row(const float *x, const float *t, float *gradient, int64_t
 /* Binary cross-entropies with logits x - shift, added up, and their gradient times `scale`. */
 INLINE double binary_row(const float *x, const float *t, float *gradient, int64_t n, float shift, float scale) {
     double loss = 0;
-    SIMD(+ : loss)
-    for (int64_t c = 0; c < n; c++) {
-        float logit = x[c] - shift, size = logit < 0 ? -logit : logit;
-        float e = exp_of(-size), above = logit < 0 ? 0.0f : logit;
-        loss += above - logit * t[c] + log1p_of(e);
-        gradient[c] = ((logit < 0 ? e : 1.0f) / (1.0f + e) - t[c]) * scale;
+    BLOCKS(n) {
+        float losses = 0;
+        SIMD(+ : losses)
+        for (int64_t c = from; c < to; c++) {
+            float logit = x[c] - shift, size = logit < 0 ? -logit : logit;
+            float e = exp_of(-size), above = logit < 0 ? 0.0f : logit;
+            losses += above - logit * t[c] + log1p_of(e);
+            gradient[c] = ((logit < 0 ? e : 1.0f) / (1.0f + e) - t[c]) * scale;
+        }
+        loss += losses;
     }
     return loss;
 }
@@ -172,15 +191,18 @@ INLINE double asymmetric_row(const float *x, const float *t, float *gradient, in
         float found = part ? highest_of(x + predicted + 1, classes - predicted - 1) : highest_of(x, predicted);
         second = found > second ? found : second;
     }
-    SIMD(+ : sum)
-    for (int64_t c = 0; c < classes; c++) {
-        float e = exp_of(x[c] - second);
-        sum += c == predicted ? 0.0f : e;
+    BLOCKS(classes) {
+        float exps = 0;
+        SIMD(+ : exps)
+        for (int64_t c = from; c < to; c++) {
+            float e = exp_of(x[c] - second);
+            exps += c == predicted ? 0.0f : e;
+        }
+        sum += exps;
     }
     float others = second + log(sum);
     double loss = softmax_row(x, t, gradient, classes, scale);
     loss += weight * binary_row(x + classes, t + classes, gradient + classes, experts, others, weight * scale);
-    SIMD(+ : flow)
     for (int64_t j = classes; j < classes + experts; j++) flow += gradient[j];
     float share = flow / sum;
     for (int64_t c = 0; c < classes; c++) {
@@ -197,10 +219,14 @@ INLINE double realizable_row(const float *x, const float *t, float *gradient, in
     double all = 0, right = 0;
     SIMD(max : most_right)
     for (int64_t c = 0; c < n; c++) most_right = t[c] != 0 && x[c] > most_right ? x[c] : most_right;
-    SIMD(+ : all, right)
-    for (int64_t c = 0; c < n; c++) {
-        all += exp_of(x[c] - most);
-        right += t[c] * exp_of(x[c] - most_right);
+    BLOCKS(n) {
+        float exps = 0, exps_right = 0;
+        SIMD(+ : exps, exps_right)
+        for (int64_t c = from; c < to; c++) {
+            exps += exp_of(x[c] - most);
+            exps_right += t[c] * exp_of(x[c] - most_right);
+        }
+        all += exps, right += exps_right;
     }
     float loss = most - most_right + (log(all) - log(right));
     float less = q > 0 ? expm1f(-q * loss) : 0; /* u^q - 1 */
