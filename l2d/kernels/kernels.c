@@ -243,7 +243,8 @@ enum { NOT_EARNED, EARNED_BY_ALL, EARNED_BY_BEST };        /* which classes earn
 /* The weights of the experts into t [experts], by scores x and whether they are right. The entropy of the weights is returned where they
 are a distribution, else 0. NaN counts as the highest score, as in torch. */
 INLINE float taught_experts(const float *x, const uint8_t *right, float *t, int64_t experts, int64_t who) {
-    float highest = -INFINITY, sum = 0, entropy = 0;
+    float highest = -INFINITY;
+    double sum = 0, along = 0;
     int64_t best = -1;
     for (int64_t j = 0; j < experts; j++) {
         t[j] = who == VANILLA && right[j];
@@ -255,14 +256,20 @@ INLINE float taught_experts(const float *x, const uint8_t *right, float *t, int6
         t[best] = 1;
         return 0;
     }
-    for (int64_t j = 0; j < experts; j++)
-        if (right[j]) sum += t[j] = expf(x[j] - highest);
-    for (int64_t j = 0; j < experts; j++)
-        if (right[j]) {
-            t[j] /= sum;
-            entropy -= t[j] > 0 ? t[j] * logf(t[j]) : 0;
+    BLOCKS(experts) {
+        float exps = 0, products = 0;
+        SIMD(+ : exps, products)
+        for (int64_t c = from; c < to; c++) {
+            float e = exp_of(x[c] - highest), score = x[c] - highest;
+            t[c] = right[c] ? e : 0.0f;
+            exps += t[c];
+            products += right[c] ? e * score : 0.0f;
         }
-    return entropy;
+        sum += exps, along += products;
+    }
+    float share = 1 / sum;
+    for (int64_t j = 0; j < experts; j++) t[j] *= share;
+    return log(sum) - along / sum; /* the entropy: - sum_j w_j log w_j */
 }
 
 /* The mean loss of scores [rows, classes + experts] into *mean, and its gradient, which has the same shape. `answers` are integers of
