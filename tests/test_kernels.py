@@ -15,6 +15,7 @@ from l2d.conf_files import config_dir
 from l2d.config import build
 from l2d.data import Images, Loader, Preprocessing, Split
 from l2d.decisions import decide, vote
+from l2d.evaluation import METRICS, measure, outcome_of
 from l2d.losses import DeferralLoss
 from l2d.losses.deferral import without_unanswered
 from l2d.models.standardise import Standardise
@@ -203,15 +204,52 @@ def test_argmax_takes_the_first_of_equals_and_not_a_number_before_all(columns, d
     assert torch.equal(kernels.argmax(part), part.argmax(dim=1))
 
 
+@pytest.mark.parametrize("experts", [1, 20, 300])
 @pytest.mark.parametrize("dtype, classes", [(torch.int8, 5), (torch.int8, 128), (torch.int16, 1000)])
-def test_what_a_panel_says(dtype, classes):
+def test_what_a_panel_says(dtype, classes, experts):
     rng = torch.Generator().manual_seed(3)
-    answers, labels = torch.randint(-1, classes, (3000, 20), generator=rng).to(dtype), torch.arange(3000) % classes
+    answers, labels = torch.randint(-1, classes, (3000, experts), generator=rng).to(dtype), torch.arange(3000) % classes
     answers[:5] = -1
-    majority, right, given = kernels.heard(answers, labels)
-    assert torch.equal(majority, vote(answers, answers >= 0, torch.ones(1, 1)))
-    assert torch.equal(right, (answers == labels[:, None]).sum(dim=1, dtype=torch.int32))
-    assert torch.equal(given, (answers >= 0).sum(dim=1, dtype=torch.int32))
+    right, given = answers == labels[:, None], answers >= 0
+    heard = kernels.heard(answers, labels)
+    assert torch.equal(heard.majority, vote(answers, given, torch.ones(1, 1)))
+    for table, along_rows, along_columns in (
+        (right, heard.right, heard.right_of),
+        (given, heard.given, heard.given_of),
+    ):
+        assert torch.equal(along_rows, table.sum(dim=1, dtype=torch.int32))
+        assert torch.equal(along_columns, table.sum(dim=0, dtype=torch.int32))
+
+    gain, asked = torch.randn(right.shape, generator=rng).double(), torch.rand(right.shape, generator=rng) < 0.3
+    gain[torch.rand(right.shape, generator=rng) < 0.4] = -torch.inf
+    there, of_them_asked = kernels.right_experts(answers, labels, gain, asked)
+    right &= gain > -torch.inf
+    assert torch.equal(there, right.sum(dim=1, dtype=torch.int32))
+    assert torch.equal(of_them_asked, (right & asked).sum(dim=1, dtype=torch.int32))
+
+
+def test_metrics_are_the_same_without_the_library(by_torch):
+    scores, labels, answers = batch()
+    loss = loss_named("ova")
+    metrics = lambda: measure(outcome_of(scores, labels, answers, loss), METRICS)  # noqa: E731
+    ours, theirs = metrics(), by_torch(metrics)
+    assert ours == theirs and None not in ours["expert_accuracy"] and ours["false_negative_rate"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux alone")
+def test_large_tables_are_asked_for_in_large_pages():
+    table = kernels.empty_table(4200, 1000)
+    assert (table.shape, table.dtype) == ((4200, 1000), torch.float64)
+    middle = table.data_ptr() + table.nbytes // 2
+    asked = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        elif line.startswith("VmFlags:") and first <= middle < last:
+            asked = "hg" in line.split()
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no large pages")
+    assert asked
 
 
 def test_standardised_vectors_are_torchs_bit_for_bit(by_torch):

@@ -60,18 +60,18 @@ def best_expert_accuracy(outcome: Outcome) -> float | None:
 
 def majority_vote_accuracy(outcome: Outcome) -> float | None:
     """Accuracy of the answer most experts gave (ties: that of the first expert among them), where anybody answered."""
-    return _share(outcome.majority == outcome.labels, outcome.num_recorded > 0)
+    return _share(outcome.heard.majority == outcome.labels, outcome.heard.given > 0)
 
 
 def random_expert_accuracy(outcome: Outcome) -> float | None:
     """Accuracy of one expert, drawn anew for each sample among those who answered it: the expectation, where anybody answered."""
-    mean = float((outcome.num_right.double() / outcome.num_recorded).nanmean())  # 0 / 0 where nobody answered
+    mean = float((outcome.heard.right.double() / outcome.heard.given).nanmean())  # 0 / 0 where nobody answered
     return None if math.isnan(mean) else 100 * mean
 
 
 def any_expert_correct(outcome: Outcome) -> float:
     """Share of samples on which at least one expert is right: what perfect routing to experts alone would reach."""
-    return 100 * _count(outcome.num_right > 0) / len(outcome.labels)
+    return 100 * _count(outcome.heard.right > 0) / len(outcome.labels)
 
 
 def system_cost(outcome: Outcome) -> float | None:
@@ -86,20 +86,18 @@ def system_cost(outcome: Outcome) -> float | None:
 
 def questions_asked(outcome: Outcome) -> float:
     """How many questions are asked in 100 cases; with at most one question a case, 100 - coverage."""
-    return 100 * _count(outcome.decision.asked) / len(outcome.labels)
+    return 100 * int(outcome.num_asked.sum()) / len(outcome.labels)
 
 
 def set_size(outcome: Outcome) -> float | None:
     """How many experts are asked about a sample that is deferred, on average."""
     deferred = _count(outcome.deferred)
-    return _count(outcome.decision.asked) / deferred if deferred else None
+    return int(outcome.num_asked.sum()) / deferred if deferred else None
 
 
 def false_negative_rate(outcome: Outcome) -> float | None:
     """Share of the experts who are there and right that are not asked: mean over the samples that are deferred and have any."""
-    decision = outcome.decision
-    right = outcome.experts_right & (decision.gain > -math.inf)  # [N, J]
-    total, asked = _counts(right, dim=1), _counts(right & decision.asked, dim=1)  # [N] each
+    total, asked = outcome.right_there  # [N] each
     missed = (total - asked).double() / total  # [N]; 0 / 0 where nobody is right
     mean = float(missed[outcome.deferred].nanmean())
     return None if math.isnan(mean) else 100 * mean
@@ -107,7 +105,7 @@ def false_negative_rate(outcome: Outcome) -> float | None:
 
 def deferred_to(outcome: Outcome) -> list[float]:
     """Share of samples on which each expert is asked."""
-    return [100 * count / len(outcome.labels) for count in _counts(outcome.decision.asked, dim=0).tolist()]
+    return [100 * count / len(outcome.labels) for count in _sums(outcome.decision.asked).tolist()]
 
 
 def expert_accuracy(outcome: Outcome) -> list[float | None]:
@@ -117,7 +115,7 @@ def expert_accuracy(outcome: Outcome) -> list[float | None]:
 
 def answered(outcome: Outcome) -> list[float]:
     """Share of samples for which each expert's answer is recorded."""
-    return [100 * count / len(outcome.labels) for count in outcome.recorded_of_experts]
+    return [100 * count / len(outcome.labels) for count in outcome.heard.given_of.tolist()]
 
 
 METRICS: list[Metric] = [
@@ -147,11 +145,11 @@ def measure(outcome: Outcome, metrics: list[Metric]) -> dict[str, Any]:
     return {metric.name: metric.of(outcome) for metric in metrics}
 
 
-def _counts(where: Tensor, dim: int) -> Tensor:
-    """How many are true along a dimension. In int32, several times as fast as in int64, which is torch's default."""
+def _sums(where: Tensor) -> Tensor:
+    """How many are true in each column. In int32, several times as fast as in int64, which is torch's default."""
     import torch
 
-    return where.sum(dim=dim, dtype=torch.int32)
+    return where.sum(dim=0, dtype=torch.int32)
 
 
 def _count(where: Tensor) -> int:

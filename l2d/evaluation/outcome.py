@@ -81,47 +81,42 @@ class Outcome:
         return self.answers == labels[:, None]
 
     @cached_property
-    def heard(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The answer that most experts gave (among equals that of the first expert; -1 where nobody answered), how many experts are right
-        about a sample, and how many answered, [N] each."""
+    def heard(self) -> kernels.Heard:
+        """What the panel says."""
         found = kernels.heard(self.answers, self.labels)
         if found is not None:
             return found
-        right, given = (table.sum(dim=1, dtype=torch.int32) for table in (self.experts_right, self.recorded))
-        return vote(self.answers, self.recorded, torch.ones(1, 1)), right, given
-
-    @property
-    def majority(self) -> Tensor:
-        """The answer that most experts gave, [N]."""
-        return self.heard[0]
-
-    @property
-    def num_right(self) -> Tensor:
-        """How many experts are right about a sample, [N]."""
-        return self.heard[1]
-
-    @property
-    def num_recorded(self) -> Tensor:
-        """How many experts answered a sample, [N]."""
-        return self.heard[2]
-
-    @cached_property
-    def recorded_of_experts(self) -> list[int]:
-        """How many answers of each expert there are, [J]."""
-        counts: list[int] = self.recorded.sum(dim=0, dtype=torch.int32).tolist()
-        return counts
+        right, given = (
+            [table.sum(dim=dim, dtype=torch.int32) for dim in (1, 0)] for table in (self.experts_right, self.recorded)
+        )
+        majority = vote(self.answers, self.recorded, torch.ones(1, 1))
+        return kernels.Heard(majority, right[0], given[0], right[1], given[1])
 
     @cached_property
     def expert_accuracy(self) -> list[float | None]:
         """Percentage of right answers among those that each expert gave; None for one who gave none."""
-        right = self.experts_right.sum(dim=0, dtype=torch.int32).tolist()
-        given = self.recorded_of_experts
+        right, given = self.heard.right_of.tolist(), self.heard.given_of.tolist()
         return [100 * hits / answers if answers else None for hits, answers in zip(right, given, strict=True)]
+
+    @cached_property
+    def right_there(self) -> tuple[Tensor, Tensor]:
+        """How many experts are there and right, and how many of those are asked, [N] each."""
+        gain, asked = self.decision.gain, self.decision.asked
+        found = kernels.right_experts(self.answers, self.labels, gain, asked)
+        if found is not None:
+            return found
+        right = self.experts_right & (gain > -torch.inf)  # [N, J]
+        return right.sum(dim=1, dtype=torch.int32), (right & asked).sum(dim=1, dtype=torch.int32)
+
+    @cached_property
+    def num_asked(self) -> Tensor:
+        """How many experts are asked about a sample, [N]."""
+        return self.decision.num_asked
 
     @cached_property
     def deferred(self) -> Tensor:
         """[anybody is asked], [N]."""
-        return self.decision.deferred
+        return self.num_asked > 0
 
     @cached_property
     def classifier_right(self) -> Tensor:
@@ -131,7 +126,7 @@ class Outcome:
     @cached_property
     def expert_right(self) -> Tensor:
         """[the best expert is right, asked or not], [N]."""
-        return pick(self.experts_right, self.decision.expert)
+        return pick(self.answers, self.decision.expert) == self.labels
 
     @cached_property
     def right(self) -> Tensor:
@@ -193,4 +188,12 @@ def observe(
 
 def believed(system: System, outputs: Tensor) -> Tensor:
     """The beliefs [N, K+J], some rows at a time, which bounds the memory for what is computed on the way."""
-    return torch.cat([system.beliefs(part) for part in outputs.split(rows_at_once(outputs))])
+    beliefs: Tensor | None = None
+    done = 0
+    for part in outputs.split(rows_at_once(outputs)):
+        some = system.beliefs(part)  # [B, K+J]
+        beliefs = kernels.empty_table(len(outputs), some.shape[1]) if beliefs is None else beliefs
+        beliefs[done : done + len(some)] = some
+        done += len(some)
+    assert beliefs is not None  # split gives at least one part
+    return beliefs

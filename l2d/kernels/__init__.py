@@ -23,13 +23,17 @@ _ARGUMENTS = {
     "decide": "ppipippppiii",
     "argmax_float": "pipii",
     "argmax_double": "pipii",
-    "heard_8": "pppppii",
-    "heard_16": "pppppii",
+    "heard_8": "pppppppii",
+    "heard_16": "pppppppii",
+    "right_8": "ppppppii",
+    "right_16": "ppppppii",
     "standardise": "pipppii",
     "crop_flip": "pipppppppiiiiiii",
+    "large_pages": "pi",
 }
 _EXPERTS = {"vanilla": 0, "picce": 1, "pice": 2, "soft_picce": 3}
 _BASES = {"softmax": 0, "power": 1, "binary": 2, "decoupled": 3, "asymmetric": 4, "realizable": 5}
+_MAPPED_ANEW = 32 << 20  # bytes from which on glibc maps memory for every allocation
 _EARNED = {"nowhere": 0, "all": 1, "best": 2}
 
 
@@ -125,12 +129,21 @@ def decide(beliefs: Tensor, utility: Tensor, order: Tensor) -> tuple[Tensor, Ten
     ):
         return None
     predicted, expert = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
-    gain, asked = torch.empty(rows, num_experts, dtype=torch.float64), torch.empty(rows, num_experts, dtype=torch.bool)
+    gain, asked = empty_table(rows, num_experts), torch.empty(rows, num_experts, dtype=torch.bool)
     failed = _library.decide(
         beliefs.data_ptr(), utility.data_ptr(), utility.stride(0), order.data_ptr(), order.itemsize, predicted.data_ptr(),
         expert.data_ptr(), gain.data_ptr(), asked.data_ptr(), rows, shape[1] - num_experts, num_experts,
     )  # fmt: skip
     return None if failed else (predicted, expert, gain, asked)
+
+
+def empty_table(rows: int, columns: int) -> Tensor:
+    """torch.empty(rows, columns, dtype=torch.float64), in large pages where the system has them and the allocator does not keep what it
+    gets back: writing to it for the first time is four times as fast."""
+    table = torch.empty(rows, columns, dtype=torch.float64)
+    if table.nbytes >= _MAPPED_ANEW and _serves(table, torch.float64, rows, columns):
+        _library.large_pages(table.data_ptr(), table.nbytes)
+    return table
 
 
 def argmax(table: Tensor) -> Tensor | None:
@@ -143,21 +156,50 @@ def argmax(table: Tensor) -> Tensor | None:
     return out
 
 
-def heard(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Of each row of answers [N, J] (below 0: none) to labels [N]: what most experts say, among equals what the first of them says, -1
-    if nobody says anything; how many are right; and how many say something. [N] each."""
-    name = {torch.int8: "heard_8", torch.int16: "heard_16"}.get(answers.dtype)
-    if name is None or answers.dim() != 2:
+class Heard(NamedTuple):
+    """What a panel says, by answers [N, J] (below 0: none) to labels [N]."""
+
+    majority: Tensor  # [N] what most experts say, among equals what the first of them says; -1 if nobody says anything
+    right: Tensor  # [N] how many experts are right
+    given: Tensor  # [N] how many say something
+    right_of: Tensor  # [J] how often each expert is right
+    given_of: Tensor  # [J] how often each says something
+
+
+def heard(answers: Tensor, labels: Tensor) -> Heard | None:
+    """All of it in one call."""
+    if not _serve_panel(answers, labels):
         return None
     rows, num_experts = answers.shape
-    if not (_serves(answers, answers.dtype, rows, num_experts) and _serves(labels, torch.int64, rows)):
+    counts = (torch.empty(count, dtype=torch.int32) for count in (rows, rows, num_experts, num_experts))
+    out = Heard(torch.empty(rows, dtype=torch.int64), *counts)
+    pointers = (each.data_ptr() for each in (answers, labels, *out))
+    failed = getattr(_library, f"heard_{8 * answers.itemsize}")(*pointers, rows, num_experts)
+    return None if failed else out
+
+
+def right_experts(answers: Tensor, labels: Tensor, gain: Tensor, asked: Tensor) -> tuple[Tensor, Tensor] | None:
+    """How many experts are right, by answers [N, J] (below 0: none) to labels [N], and there (gain [N, J] above -infinity); and how
+    many of those are asked [N, J]. [N] each."""
+    shape = answers.shape
+    if not (
+        _serve_panel(answers, labels) and _serves(gain, torch.float64, *shape) and _serves(asked, torch.bool, *shape)
+    ):
         return None
-    majority = torch.empty(rows, dtype=torch.int64)
-    right, given = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
-    failed = getattr(_library, name)(
-        answers.data_ptr(), labels.data_ptr(), majority.data_ptr(), right.data_ptr(), given.data_ptr(), rows, num_experts
-    )  # fmt: skip
-    return None if failed else (majority, right, given)
+    there, heard = torch.empty(shape[0], dtype=torch.int32), torch.empty(shape[0], dtype=torch.int32)
+    pointers = (each.data_ptr() for each in (answers, labels, gain, asked, there, heard))
+    getattr(_library, f"right_{8 * answers.itemsize}")(*pointers, *shape)
+    return there, heard
+
+
+def _serve_panel(answers: Tensor, labels: Tensor) -> bool:
+    """Whether the library can read answers [N, J] to labels [N]."""
+    return (
+        answers.dim() == 2
+        and answers.dtype in (torch.int8, torch.int16)
+        and _serves(answers, answers.dtype, *answers.shape)
+        and _serves(labels, torch.int64, len(answers))
+    )
 
 
 def standardise(table: Tensor, mean: Tensor, scale: Tensor) -> Tensor | None:

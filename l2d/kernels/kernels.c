@@ -13,6 +13,10 @@ next to each other, and rows are `stride` numbers apart. A function returns 1 if
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define FAST __attribute__((target_clones("arch=x86-64-v3", "default"))) /* AVX2 and FMA where the CPU has them */
 #else
@@ -386,10 +390,11 @@ ARGMAX(argmax_double, double, int64_t)
         double most = -INFINITY;                                                                                       \
         number ahead = -INFINITY;                                                                                      \
         int64_t best = -1, nan = 0;                                                                                    \
-        SIMD(max : most)                                                                                               \
-        for (int64_t c = 0; c < n; c++) most = utility[c] > most ? utility[c] : most;                                  \
-        SIMD(| : nan)                                                                                                  \
-        for (int64_t c = 0; c < n; c++) nan |= utility[c] != utility[c];                                               \
+        PRAGMA(omp simd reduction(max : most) reduction(| : nan))                                                      \
+        for (int64_t c = 0; c < n; c++) {                                                                              \
+            most = utility[c] > most ? utility[c] : most;                                                              \
+            nan |= utility[c] != utility[c];                                                                           \
+        }                                                                                                              \
         for (int64_t c = 0; c < n; c++)                                                                                \
             if (utility[c] == most && order[c] > ahead) best = c, ahead = order[c];                                    \
         return nan ? -1 : best;                                                                                        \
@@ -405,11 +410,15 @@ ARGMAX(argmax_double, double, int64_t)
                 d->failed = 1;                                                                                         \
                 return;                                                                                                \
             }                                                                                                          \
-            double *gain = d->gain + i * experts, worth = beliefs[predicted];                                          \
+            double *restrict gain = d->gain + i * experts, worth = beliefs[predicted];                                 \
+            int64_t level = 0;                                                                                         \
+            SIMD(| : level)                                                                                            \
             for (int64_t j = 0; j < experts; j++) {                                                                    \
-                double more = utility[j] - worth;                                                                      \
-                gain[j] = more == 0 && rank[j] > order[predicted] ? DBL_MIN : more;                                    \
+                gain[j] = utility[j] - worth;                                                                          \
+                level |= gain[j] == 0;                                                                                 \
             }                                                                                                          \
+            for (int64_t j = 0; level && j < experts; j++)                                                             \
+                if (gain[j] == 0 && rank[j] > order[predicted]) gain[j] = DBL_MIN;                                     \
             memset(d->asked + i * experts, 0, experts);                                                                \
             d->asked[i * experts + expert] = gain[expert] > 0;                                                         \
             d->predicted[i] = predicted;                                                                               \
@@ -449,43 +458,105 @@ int decide(const double *beliefs, const double *utility, int64_t stride, const v
 typedef struct {
     const void *answers;
     const int64_t *labels;
-    int64_t *majority, experts;
-    int32_t *right, *given;
+    int64_t *majority, rows, experts;
+    int32_t *right, *given, *right_of, *given_of;
     volatile int failed;
 } Panel;
 
 /* `votes` has room for every class that an answer of this type can name. */
 #define HEARD(name, integer, most_classes)                                                                             \
-    static void name##_rows(void *panel, int64_t begin, int64_t end) {                                                 \
+    FAST static void name##_rows(void *panel, int64_t begin, int64_t end) {                                            \
         Panel *p = panel;                                                                                              \
+        int64_t experts = p->experts;                                                                                  \
         int32_t *votes = calloc(most_classes, sizeof(int32_t));                                                        \
         if (!votes) p->failed = 1;                                                                                     \
         for (int64_t i = begin; i < end && !p->failed; i++) {                                                          \
-            const integer *said = (const integer *)p->answers + i * p->experts;                                        \
-            int64_t label = p->labels[i];                                                                              \
+            const integer *said = (const integer *)p->answers + i * experts;                                           \
+            int64_t label = p->labels[i], first = 0;                                                                   \
             int32_t right = 0, given = 0, most = 0;                                                                    \
-            for (int64_t j = 0; j < p->experts; j++) right += said[j] >= 0 && said[j] == label, given += said[j] >= 0; \
-            p->right[i] = right, p->given[i] = given, p->majority[i] = -1;                                             \
-            for (int64_t j = 0; j < p->experts; j++)                                                                   \
-                if (said[j] >= 0) votes[said[j]]++;                                                                    \
-            for (int64_t j = 0; j < p->experts; j++)                                                                   \
-                if (said[j] >= 0 && votes[said[j]] > most) most = votes[said[j]], p->majority[i] = said[j];            \
-            for (int64_t j = 0; j < p->experts; j++)                                                                   \
-                if (said[j] >= 0) votes[said[j]] = 0;                                                                  \
+            for (int64_t j = 0; j < experts; j++) right += said[j] >= 0 && said[j] == label, given += said[j] >= 0;    \
+            for (int64_t j = 0; j < experts; j++) {                                                                    \
+                if (said[j] < 0) continue;                                                                             \
+                int32_t so_far = ++votes[said[j]];                                                                     \
+                most = so_far > most ? so_far : most;                                                                  \
+            }                                                                                                          \
+            while (given && (said[first] < 0 || votes[said[first]] < most)) first++;                                   \
+            p->right[i] = right, p->given[i] = given, p->majority[i] = given ? said[first] : -1;                       \
+            if (experts > most_classes / 8)                                                                            \
+                memset(votes, 0, most_classes * sizeof(int32_t));                                                      \
+            else                                                                                                       \
+                for (int64_t j = 0; j < experts; j++)                                                                  \
+                    if (said[j] >= 0) votes[said[j]] = 0;                                                              \
         }                                                                                                              \
         free(votes);                                                                                                   \
     }                                                                                                                  \
                                                                                                                        \
+    FAST static void name##_columns(void *panel, int64_t begin, int64_t end) {                                         \
+        Panel *p = panel;                                                                                              \
+        for (int64_t from = begin, to; from < end; from = to) {                                                        \
+            int32_t right[256] = {0}, given[256] = {0}; /* its own: two threads that write to neighbours are slow */   \
+            to = from + 256 < end ? from + 256 : end;                                                                  \
+            for (int64_t i = 0; i < p->rows; i++) {                                                                    \
+                const integer *said = (const integer *)p->answers + i * p->experts + from;                             \
+                int64_t label = p->labels[i];                                                                          \
+                for (int64_t j = 0; j < to - from; j++)                                                                \
+                    right[j] += said[j] >= 0 && said[j] == label, given[j] += said[j] >= 0;                            \
+            }                                                                                                          \
+            memcpy(p->right_of + from, right, (to - from) * sizeof(int32_t));                                          \
+            memcpy(p->given_of + from, given, (to - from) * sizeof(int32_t));                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
     int name(const void *answers, const int64_t *labels, int64_t *majority, int32_t *right, int32_t *given,            \
-             int64_t rows, int64_t experts) {                                                                          \
-        Panel p = {answers, labels, majority, experts, right, given, 0};                                               \
+             int32_t *right_of, int32_t *given_of, int64_t rows, int64_t experts) {                                    \
+        Panel p = {answers, labels, majority, rows, experts, right, given, right_of, given_of, 0};                     \
         in_parallel(name##_rows, &p, rows, rows *experts);                                                             \
+        in_parallel(name##_columns, &p, experts, rows *experts);                                                       \
         return p.failed;                                                                                               \
     }
 /* Of each row of answers (below 0: none): what most experts say, among equals what the first of them says, -1 if nobody says anything; how
-many are right; and how many say something. */
-HEARD(heard_8, int8_t, 1 << 7)
-HEARD(heard_16, int16_t, 1 << 15)
+many are right; and how many say something. Of each expert: how often it is right, and how often it says something. */
+HEARD(heard_8, int8_t, (1 << 7))
+HEARD(heard_16, int16_t, (1 << 15))
+
+typedef struct {
+    const void *answers;
+    const int64_t *labels;
+    const double *gain;
+    const uint8_t *asked;
+    int64_t experts;
+    int32_t *there, *heard;
+} Asked;
+
+#define RIGHT(name, integer)                                                                                           \
+    FAST static void name##_rows(void *asked, int64_t begin, int64_t end) {                                            \
+        Asked *a = asked;                                                                                              \
+        for (int64_t i = begin; i < end; i++) {                                                                        \
+            const integer *said = (const integer *)a->answers + i * a->experts;                                        \
+            const double *gain = a->gain + i * a->experts;                                                             \
+            const uint8_t *asks = a->asked + i * a->experts;                                                           \
+            int64_t label = a->labels[i], to;                                                                          \
+            int32_t there = 0, heard = 0;                                                                              \
+            for (int64_t from = 0; from < a->experts; from = to) {                                                     \
+                to = from + 64 < a->experts ? from + 64 : a->experts;                                                  \
+                int64_t some = to - from;                                                                              \
+                uint8_t counts[64];                                                                                    \
+                for (int64_t j = 0; j < some; j++) counts[j] = (said[from + j] == label) & (gain[from + j] > -INFINITY); \
+                for (int64_t j = 0; j < some; j++) there += counts[j], heard += counts[j] & asks[from + j];            \
+            }                                                                                                          \
+            a->there[i] = there, a->heard[i] = heard;                                                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    int name(const void *answers, const int64_t *labels, const double *gain, const uint8_t *asked, int32_t *there,     \
+             int32_t *heard, int64_t rows, int64_t experts) {                                                          \
+        Asked a = {answers, labels, gain, asked, experts, there, heard};                                               \
+        in_parallel(name##_rows, &a, rows, rows *experts);                                                             \
+        return 0;                                                                                                      \
+    }
+/* Of each row of answers (below 0: none): how many experts are right and there (gain above -infinity), and how many of those are asked. */
+RIGHT(right_8, int8_t)
+RIGHT(right_16, int16_t)
 
 /* out [rows, columns]: (table - mean) * scale, of each column its own. */
 FAST int standardise(const float *table, int64_t stride, const float *mean, const float *scale, float *out, int64_t rows,
@@ -574,6 +645,16 @@ int crop_flip(const uint8_t *images, int64_t num_images, const int64_t *index, c
             return 1;
     in_parallel(crop_some, &w, count, count * channels * height * width);
     return 0;
+}
+
+/* Ask for large pages: memory that is mapped anew is then there four times as fast as in pages of 4 kB. */
+int large_pages(void *memory, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    uintptr_t page = 4096, first = ((uintptr_t)memory + page - 1) / page * page, last = ((uintptr_t)memory + bytes) / page * page;
+    return first < last && madvise((void *)first, last - first, MADV_HUGEPAGE) != 0;
+#else
+    return 1;
+#endif
 }
 
 /* An importable module without contents: ctypes calls the functions above, and needs no more than its file. */

@@ -59,10 +59,9 @@ class CE(Base):
 
     def beliefs(self, scores: Tensor, num_classes: int) -> Tensor:
         """softmax_i / sum_k softmax_k; an expert's can pass 1 away from the optimum, and is capped far above it."""
-        classes, experts = scores.tensor_split([num_classes], dim=-1)
-        eta = classes.softmax(dim=-1)  # [..., K]
-        above = experts - classes.amax(dim=-1, keepdim=True)  # [..., J] the best class
-        return torch.cat([eta, above.clamp(max=50).exp() * eta.amax(dim=-1, keepdim=True)], dim=-1)  # [..., K+J]
+        above = scores - scores[..., :num_classes].amax(dim=-1, keepdim=True)  # the best class, [..., K+J]
+        relative = above.clamp_(max=50).exp_()
+        return relative.div_(relative[..., :num_classes].sum(dim=-1, keepdim=True))
 
 
 class OvA(Base):
