@@ -1,4 +1,4 @@
-"""What is built: all packages that are found here, conf/ as l2d.conf, and l2d/kernels/kernels.c where there is a C compiler. The
+"""What is built: all packages that are found here, conf/ as l2d.conf, and the C of l2d/kernels where there is a compiler. The
 rest of the metadata is in pyproject.toml."""
 
 import zlib
@@ -7,11 +7,13 @@ from pathlib import Path
 from setuptools import Extension, find_namespace_packages, setup
 
 found = find_namespace_packages(include=["l2d*", "hydra_plugins.*"], exclude=["*.__pycache__"])
-source = "l2d/kernels/kernels.c"
+sources = sorted(str(path) for path in Path("l2d/kernels").glob("*.[ch]"))
+checksum = zlib.crc32(b"".join(Path(path).read_bytes() for path in sources))
 kernels = Extension(
     "l2d.kernels.compiled",
-    [source],
-    define_macros=[("SOURCE_CHECKSUM", f"{zlib.crc32(Path(source).read_bytes())}u")],
+    [path for path in sources if path.endswith(".c")],
+    depends=sources,  # and the header
+    define_macros=[("SOURCE_CHECKSUM", f"{checksum}u")],
     extra_compile_args=[
         "-O3",
         "-fopenmp-simd",

@@ -1,6 +1,6 @@
 """Functions in C for batches on the CPU: one call for what takes torch five to twenty, each of which costs microseconds.
 
-They are built with the package where there is a C compiler (kernels.c). Each returns None where it cannot serve (no compiler, another
+They are built with the package where there is a C compiler (*.c). Each returns None where it cannot serve (no compiler, another
 device, type or shape, a graph that is traced), and its caller goes on with torch: to the same numbers bit for bit, but for those of
 `deferral_loss`, which may differ in the last digit.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,6 @@ _ARGUMENTS = {
     "right_16": "ppppppii",
     "standardise": "pipppii",
     "crop_flip": "pipppppppiiiiiii",
-    "large_pages": "pi",
 }
 _EXPERTS = {"vanilla": 0, "picce": 1, "pice": 2, "soft_picce": 3}
 _BASES = {"softmax": 0, "power": 1, "binary": 2, "decoupled": 3, "asymmetric": 4, "realizable": 5}
@@ -43,10 +43,10 @@ def _load() -> Any:
         built = importlib.import_module(f"{__name__}.compiled")
     except ImportError:
         return None
-    library, source = ctypes.CDLL(built.__file__), Path(__file__).with_name("kernels.c")
+    library, sources = ctypes.CDLL(built.__file__), sorted(Path(__file__).parent.glob("*.[ch]"))
     library.source_checksum.restype = ctypes.c_uint32
-    if source.exists() and zlib.crc32(source.read_bytes()) != library.source_checksum():
-        notify("The compiled functions are not those of l2d/kernels/kernels.c and are not used; install l2d again.")
+    if sources and zlib.crc32(b"".join(path.read_bytes() for path in sources)) != library.source_checksum():
+        notify("The compiled functions are not those of l2d/kernels/*.c and are not used; install l2d again.")
         return None
     for name, letters in _ARGUMENTS.items():
         getattr(library, name).argtypes = [_TYPES[letter] for letter in letters]
@@ -62,7 +62,7 @@ def built() -> bool:
 
 
 class DeferralLoss(NamedTuple):
-    """A loss that the library knows: which experts are taught, and how a column is taught (kernels.c has the formulas)."""
+    """A loss that the library knows: which experts are taught, and how a column is taught (losses.c has the formulas)."""
 
     experts: Literal["vanilla", "picce", "pice", "soft_picce"]
     base: Literal["softmax", "power", "binary", "decoupled", "asymmetric", "realizable"]
@@ -138,12 +138,11 @@ def decide(beliefs: Tensor, utility: Tensor, order: Tensor) -> tuple[Tensor, Ten
 
 
 def empty_table(rows: int, columns: int) -> Tensor:
-    """torch.empty(rows, columns, dtype=torch.float64), in large pages where the system has them and the allocator does not keep what it
-    gets back: writing to it for the first time is four times as fast."""
-    table = torch.empty(rows, columns, dtype=torch.float64)
-    if table.nbytes >= _MAPPED_ANEW and _serves(table, torch.float64, rows, columns):
-        _library.large_pages(table.data_ptr(), table.nbytes)
-    return table
+    """torch.empty(rows, columns, dtype=torch.float64). Where the allocator does not keep what it gets back, it comes from numpy, which
+    asks for large pages: writing to it for the first time is four times as fast."""
+    if 8 * rows * columns < _MAPPED_ANEW:
+        return torch.empty(rows, columns, dtype=torch.float64)
+    return torch.from_numpy(np.empty((rows, columns)))
 
 
 def argmax(table: Tensor) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from l2d import kernels
 from l2d.errors import UserError, notify
 from l2d.losses.base import Base, Reduction
-from l2d.losses.deferral import KERNEL_BASES, KERNEL_EXPERTS, DeferralLoss, Parts
+from l2d.losses.deferral import DeferralLoss, Parts
 
 Cost = Annotated[float, Ge(0)]
 
@@ -40,10 +40,8 @@ class CostSensitive(DeferralLoss):
 
     def kernel(self) -> kernels.DeferralLoss | None:
         """Of the loss that this is derived from, with the cost earned."""
-        experts, base = KERNEL_EXPERTS.get(self.formulation), KERNEL_BASES.get(type(self.base))
-        if type(self) is not CostSensitive or experts is None or base is None:
-            return None
-        return kernels.DeferralLoss(experts, base, getattr(self.base, "q", 0.0), self.weight, self.cost, self.classes)
+        known = self.kernel_of(CostSensitive)
+        return known and known._replace(cost=self.cost, earned=self.classes)
 
     def earned(self, scores: Tensor, amount: float) -> Tensor:
         """amount s [..., K]: what each class earns by not asking."""

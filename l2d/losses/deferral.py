@@ -91,8 +91,12 @@ class DeferralLoss(nn.Module):
 
     def kernel(self) -> kernels.DeferralLoss | None:
         """The kernel that computes the same; None for a formulation, a base or a subclass of one's own."""
+        return self.kernel_of(DeferralLoss, SoftPicce)
+
+    def kernel_of(self, *classes: type) -> kernels.DeferralLoss | None:
+        """The kernel for this formulation and base, if this loss is of one of these classes itself."""
         experts, base = KERNEL_EXPERTS.get(self.formulation), KERNEL_BASES.get(type(self.base))
-        if type(self) not in (DeferralLoss, SoftPicce) or experts is None or base is None:
+        if type(self) not in classes or experts is None or base is None:
             return None
         return kernels.DeferralLoss(experts, base, getattr(self.base, "q", 0.0), self.weight)
 
