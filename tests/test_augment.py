@@ -205,6 +205,9 @@ def test_unknown_augmentations_and_small_images_are_rejected():
         loader(images("blur"), train=True)
     with pytest.raises(UserError, match="kept at 6 x 6, smaller than the 8 x 8"):
         loader(images(side=6), train=False)
+    assert next(loader(images("crop_flip", side=5, size=5), train=True).epoch()).inputs.shape[2:] == (5, 5)
+    with pytest.raises(UserError, match=r"dataset\.augment=crop_flip .* side of 4"):
+        next(loader(images("crop_flip", side=4, size=4), train=True).epoch())
 
 
 def test_mixed_seeds_differ_in_every_argument():

@@ -143,6 +143,10 @@ def _crops(shape: Size, size: Size, device: torch.device) -> tuple[Tensor, Tenso
 
 def _windows(length: int, count: int) -> Tensor:
     """Every window of `count` pixels on an axis padded by reflection, as indices into 0..length-1: [starts, count]."""
+    if length <= PADDING:
+        raise UserError(
+            f"dataset.augment=crop_flip mirrors {PADDING} pixels beyond every edge, and the images have a side of {length}; use flip or none."
+        )
     starts = length + 2 * PADDING - count + 1
     index = torch.arange(starts)[:, None] + torch.arange(count) - PADDING
     return (length - 1) - ((length - 1) - index.abs()).abs()
