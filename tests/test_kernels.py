@@ -92,6 +92,38 @@ def test_weights_of_the_experts_terms(formulation, base, weight):
     torch.testing.assert_close(gradient.double(), slope, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["ce", "soft_picce_ova", "asm", "rs"])
+def test_any_number_of_threads_gives_the_same_loss_and_gradient(name):
+    """Of 32,768 scores and more, some rows are computed in each of torch's threads."""
+    loss, threads = loss_named(name), torch.get_num_threads()
+    scores, labels, answers = (torch.cat([part] * 100) for part in batch())
+    assert scores.numel() >= 32768  # PARALLEL_FROM in common.h
+    try:
+        torch.set_num_threads(1)
+        value, gradient = value_and_gradient(loss, scores, labels, answers)
+        torch.set_num_threads(3)
+        again, slope = value_and_gradient(loss, scores, labels, answers)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(value, again) and torch.equal(gradient, slope)
+
+
+@pytest.mark.parametrize("experts", [5, 70, 200])
+@pytest.mark.parametrize("formulation", ["picce", "pice"])
+def test_of_equal_scores_the_first_expert_is_taught_as_by_torch(formulation, experts, by_torch):
+    """Scores of few values, so that several experts are level, in any block of 64 of them."""
+    rng = torch.Generator().manual_seed(experts)
+    labels = torch.randint(K, (B,), generator=rng)
+    answers = torch.randint(-1, K, (B, experts), generator=rng, dtype=torch.int8)
+    answers[0] = -1
+    scores = torch.randint(-2, 3, (B, K + experts), generator=rng).float()
+    scores[2] = 0  # all are level
+    loss = DeferralLoss(formulation, "ce", K)
+    _, gradient = value_and_gradient(loss, scores, labels, answers)
+    _, slope = by_torch(value_and_gradient, loss, scores, labels, answers)
+    torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-6)
+
+
 def test_a_loss_worked_by_hand():
     """Two classes, two experts who are both right, scores 0: CE is log 4 for the label and for each expert."""
     scores, labels, answers = torch.zeros(1, 4, requires_grad=True), torch.tensor([1]), torch.tensor([[1, 1]])
@@ -258,22 +290,24 @@ def test_standardised_vectors_are_torchs_bit_for_bit(by_torch):
     assert torch.equal(layer(x), by_torch(layer, x))
 
 
+@pytest.mark.parametrize("augment", ["none", "flip", "crop_flip", "evaluated"])
 @pytest.mark.parametrize(
     "shape, size", [((3, 32, 32), (32, 32)), ((1, 9, 12), (8, 10)), ((3, 6, 5), (6, 5)), ((2, 300, 40), (300, 40))]
 )
-def test_crops_are_torchs_bit_for_bit(shape, size, by_torch):
+def test_windows_of_images_are_torchs_bit_for_bit(shape, size, augment, by_torch):
     rng = torch.Generator().manual_seed(5)
     images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=rng)
     mean, std = (0.5, 0.48, 0.44)[: shape[0]], (0.25, 0.21, 0.2)[: shape[0]]
-    preprocessing = Preprocessing((shape[0], *size), mean, std, augment="crop_flip")
+    train = augment != "evaluated"
+    preprocessing = Preprocessing((shape[0], *size), mean, std, augment=augment if train else "crop_flip")
     split = Split(Images(images, preprocessing), torch.zeros(50, dtype=torch.int64))
 
     def batches():
-        loader = Loader(split, Place(), 8, seed=3, train=True)
+        loader = Loader(split, Place(), 8, seed=3, train=train)
         return loader.feed._kernel_serves, [part.inputs.clone() for part in loader.epoch(2, start=1)]
 
     (used, ours), (not_used, theirs) = batches(), by_torch(batches)
-    assert used and not not_used and len(ours) == 5
+    assert used and not not_used and len(ours) == (5 if train else 6)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
@@ -282,9 +316,9 @@ def test_indices_out_of_range_are_refused_before_anything_is_read():
     scale, out = torch.ones(1), torch.empty(1, 1, 8, 8)
     window = lambda *values: [torch.tensor([value]) for value in values]  # noqa: E731
     for wrong in ((2, 0, 0, 0), (-1, 0, 0, 0), (0, 9, 0, 0), (0, 0, -1, 0)):
-        assert not kernels.crop_flip(images, window(*wrong), scale, scale, out, 4)
-    assert kernels.crop_flip(images, window(1, 8, 8, 1), scale, scale, out, 4)
-    assert not kernels.crop_flip(images, window(1, 8, 8, 1), scale, scale, torch.empty(2, 1, 8, 8), 4)
+        assert not kernels.cut_windows(images, window(*wrong), scale, scale, out, 4)
+    assert kernels.cut_windows(images, window(1, 8, 8, 1), scale, scale, out, 4)
+    assert not kernels.cut_windows(images, window(1, 8, 8, 1), scale, scale, torch.empty(2, 1, 8, 8), 4)
 
 
 def test_a_library_from_another_source_is_not_used(tmp_path):

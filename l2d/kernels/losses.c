@@ -178,22 +178,41 @@ enum { VANILLA, PICCE, PICE, SOFT_PICCE };                 /* which experts are 
 enum { SOFTMAX, POWER, BINARY, DECOUPLED, ASYMMETRIC, REALIZABLE }; /* how a column is taught */
 enum { NOT_EARNED, EARNED_BY_ALL, EARNED_BY_BEST };        /* which classes earn the cost of asking */
 
-/* The weights of the experts into t [experts], by scores x and whether they are right. The entropy of the weights is returned where they
-are a distribution, else 0. NaN counts as the highest score, as in torch. */
-INLINE float taught_experts(const float *x, const uint8_t *right, float *t, int64_t experts, int64_t who) {
+/* The first expert with the highest score of those who are right (`all`: of all), -1 if there is none. NaN counts as the highest, as in
+torch. */
+INLINE int64_t best_expert(const float *x, const uint8_t *right, int64_t experts, int all) {
     float highest = -INFINITY;
-    double sum = 0, along = 0;
-    int64_t best = -1;
+    int64_t nan = 0;
+    PRAGMA(omp simd reduction(max : highest) reduction(| : nan))
     for (int64_t j = 0; j < experts; j++) {
-        t[j] = who == VANILLA && right[j];
-        if ((who == PICE || right[j]) && (best < 0 || x[j] > highest || (x[j] != x[j] && highest == highest)))
-            best = j, highest = x[j];
+        float score = all | right[j] ? x[j] : -INFINITY;
+        highest = score > highest ? score : highest;
+        nan |= score != score;
     }
-    if (who == VANILLA || best < 0 || !right[best]) return 0;
+    for (int64_t from = 0, to; from < experts; from = to) { /* first the block, then the expert in it */
+        int64_t found = 0;
+        to = from + 64 < experts ? from + 64 : experts;
+        SIMD(| : found)
+        for (int64_t j = from; j < to; j++) found |= (all | right[j]) & (nan ? x[j] != x[j] : x[j] == highest);
+        for (int64_t j = from; found && j < to; j++)
+            if ((all | right[j]) && (nan ? x[j] != x[j] : x[j] == highest)) return j;
+    }
+    return -1;
+}
+
+/* The weights of the experts into t [experts], by scores x and whether they are right. The entropy of the weights is returned where they
+are a distribution, else 0. */
+INLINE float taught_experts(const float *x, const uint8_t *right, float *t, int64_t experts, int64_t who) {
+    for (int64_t j = 0; j < experts; j++) t[j] = who == VANILLA ? right[j] : 0;
+    if (who == VANILLA) return 0;
+    int64_t best = best_expert(x, right, experts, who == PICE);
+    if (best < 0 || !right[best]) return 0;
     if (who != SOFT_PICCE) {
         t[best] = 1;
         return 0;
     }
+    float highest = x[best];
+    double sum = 0, along = 0;
     BLOCKS(experts) {
         float exps = 0, products = 0;
         SIMD(+ : exps, products)
@@ -210,70 +229,104 @@ INLINE float taught_experts(const float *x, const uint8_t *right, float *t, int6
     return log(sum) - along / sum; /* the entropy: - sum_j w_j log w_j */
 }
 
-/* The mean loss of scores [rows, classes + experts] into *mean, and its gradient, which has the same shape. `answers` are integers of
-`bytes` bytes, below 0 where there is none: such an expert takes no part. The experts' terms count `weight`, below 0: one unit for all who
-answered. `cost` is added to what the classes are taught that earn it. */
-FAST int deferral_loss(const float *scores, int64_t stride, const int64_t *labels, const void *answers, int64_t bytes,
-                       float *gradient, double *mean, int64_t rows, int64_t classes, int64_t experts, int64_t who,
-                       int64_t base, float q, float weight, int64_t earned, float cost) {
-    int64_t n = classes + experts;
-    float *x = malloc(2 * n * sizeof(float)), *t = x + n, scale = 1.0f / rows;
+typedef struct {
+    const float *scores;
+    const int64_t *labels;
+    const void *answers;
+    float *gradient;
+    double *losses;
+    int64_t stride, bytes, rows, classes, experts, who, base, earned;
+    float q, weight, cost;
+    volatile int failed;
+} Batch;
+
+/* Whether the experts who gave these answers are right, or have not answered; how many have. */
+#define READ(integer)                                                                                                  \
+    {                                                                                                                  \
+        const integer *said = (const integer *)batch->answers + i * experts, same = (integer)label;                    \
+        int32_t known = same == label, some = 0;                                                                       \
+        for (int64_t j = 0; j < experts; j++) {                                                                        \
+            right[j] = known & (said[j] == same);                                                                      \
+            missing[j] = said[j] < 0;                                                                                  \
+        }                                                                                                              \
+        for (int64_t j = 0; j < experts; j++) some += !missing[j];                                                     \
+        given = some;                                                                                                  \
+    }
+
+FAST static void losses_of_rows(void *rows, int64_t begin, int64_t end) {
+    Batch *batch = rows;
+    int64_t classes = batch->classes, experts = batch->experts, n = classes + experts, who = batch->who, base = batch->base;
+    float *x = malloc(2 * n * sizeof(float)), *t = x + n, scale = 1.0f / batch->rows, q = batch->q;
     uint8_t *right = malloc(2 * experts), *missing = right + experts;
-    double total = 0;
-    int failed = !x || !right || classes < 2;
-    for (int64_t i = 0; i < rows && !failed; i++, scores += stride, gradient += n) {
-        int64_t label = labels[i], given = 0;
+    if (!x || !right) batch->failed = 1;
+    for (int64_t i = begin; i < end && !batch->failed; i++) {
+        const float *scores = batch->scores + i * batch->stride;
+        float *gradient = batch->gradient + i * n;
+        int64_t label = batch->labels[i], given;
+        double loss = 0;
         if (label < 0 || label >= classes) {
-            failed = 1;
+            batch->failed = 1;
             break;
         }
         memcpy(x, scores, n * sizeof(float));
-        for (int64_t j = 0; j < experts; j++) {
-            int64_t at = i * experts + j;
-            int64_t said = bytes == 1   ? ((const int8_t *)answers)[at]
-                           : bytes == 2 ? ((const int16_t *)answers)[at]
-                                        : ((const int64_t *)answers)[at];
-            right[j] = said == label;
-            missing[j] = said < 0;
-            given += said >= 0;
-        }
+        if (batch->bytes == 1)
+            READ(int8_t)
+        else if (batch->bytes == 2)
+            READ(int16_t)
+        else
+            READ(int64_t)
         if (given < experts)
             for (int64_t j = 0; j < experts; j++) x[classes + j] = missing[j] ? -1e30f : x[classes + j];
-        for (int64_t c = 0; c < classes; c++) t[c] = earned == EARNED_BY_ALL ? cost : 0.0f;
-        if (earned == EARNED_BY_BEST) {
+        for (int64_t c = 0; c < classes; c++) t[c] = batch->earned == EARNED_BY_ALL ? batch->cost : 0.0f;
+        if (batch->earned == EARNED_BY_BEST) {
             float most = highest_of(x, classes);
             int64_t predicted = 0;
             while (predicted < classes - 1 && x[predicted] != most) predicted++;
-            t[predicted] = cost;
+            t[predicted] = batch->cost;
         }
         t[label] += 1.0f;
         float entropy = taught_experts(x + classes, right, t + classes, experts, who);
-        float factor = weight >= 0 ? weight : 1.0f / (given > 0 ? given : 1);
+        float factor = batch->weight >= 0 ? batch->weight : 1.0f / (given > 0 ? given : 1);
         if (base <= POWER && factor != 1.0f) { /* undone in what the scores mean */
             float shift = logf(factor) / (1.0f - q);
             for (int64_t c = classes; c < n; c++) x[c] += shift, t[c] *= factor;
         }
         if (base == SOFTMAX)
-            total += softmax_row(x, t, gradient, n, scale);
+            loss = softmax_row(x, t, gradient, n, scale);
         else if (base == POWER)
-            total += power_row(x, t, gradient, n, q, scale);
+            loss = power_row(x, t, gradient, n, q, scale);
         else if (base == BINARY && factor == 1.0f)
-            total += binary_row(x, t, gradient, n, 0.0f, scale);
+            loss = binary_row(x, t, gradient, n, 0.0f, scale);
         else if (base == REALIZABLE)
-            total += realizable_row(x, t, gradient, n, q, scale);
+            loss = realizable_row(x, t, gradient, n, q, scale);
         else if (base == ASYMMETRIC)
-            total += asymmetric_row(x, t, gradient, classes, experts, factor, scale);
+            loss = asymmetric_row(x, t, gradient, classes, experts, factor, scale);
         else {
-            total += base == BINARY ? binary_row(x, t, gradient, classes, 0.0f, scale)
-                                    : softmax_row(x, t, gradient, classes, scale);
-            total += factor * binary_row(x + classes, t + classes, gradient + classes, experts, 0.0f, factor * scale);
+            loss = base == BINARY ? binary_row(x, t, gradient, classes, 0.0f, scale)
+                                  : softmax_row(x, t, gradient, classes, scale);
+            loss += factor * binary_row(x + classes, t + classes, gradient + classes, experts, 0.0f, factor * scale);
         }
-        total -= factor * entropy;
+        batch->losses[i] = loss - factor * entropy;
         if (given < experts)
             for (int64_t j = 0; j < experts; j++) gradient[classes + j] = missing[j] ? 0.0f : gradient[classes + j];
     }
     free(x);
     free(right);
+}
+
+/* The mean loss of scores [rows, classes + experts] into *mean, and its gradient, which has the same shape. `answers` are integers of
+`bytes` bytes, below 0 where there is none: such an expert takes no part. The experts' terms count `weight`, below 0: one unit for all who
+answered. `cost` is added to what the classes are taught that earn it. */
+int deferral_loss(const float *scores, int64_t stride, const int64_t *labels, const void *answers, int64_t bytes, float *gradient,
+                  double *mean, int64_t rows, int64_t classes, int64_t experts, int64_t who, int64_t base, float q, float weight,
+                  int64_t earned, float cost) {
+    double *losses = malloc(rows * sizeof(double)), total = 0;
+    Batch batch = {scores, labels, answers, gradient, losses, stride, bytes, rows, classes, experts,
+                   who,    base,   earned,  q,        weight, cost,   0};
+    batch.failed = !losses || classes < 2;
+    if (!batch.failed) in_parallel(losses_of_rows, &batch, rows, rows * (classes + experts));
+    for (int64_t i = 0; i < rows && !batch.failed; i++) total += losses[i]; /* the same with any number of threads */
+    free(losses);
     *mean = total / rows;
-    return failed;
+    return batch.failed;
 }
