@@ -46,7 +46,14 @@ def random_windows(images: Tensor, count: int, size: Size, *generators: Generato
 
 def flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
     """The centre of every image; half of them flipped."""
-    return mirror(centre_crop(images, size), _integers(2, len(images), images.device, generators).bool())
+    *_, mirrored = centre_windows(images, len(images), size, *generators)
+    return mirror(centre_crop(images, size), mirrored.bool())
+
+
+def centre_windows(images: Tensor, count: int, size: Size, *generators: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for windows in the centre of `count` of these images, without padding; mirrored only where generators say so."""
+    top, left = (torch.full((count,), start, device=images.device) for start in _centre(images, size))
+    return top, left, _integers(2, count, images.device, generators) if generators else torch.zeros_like(top)
 
 
 def random_resized_crop_flip(images: Tensor, size: Size, *generators: Generator) -> Tensor:
@@ -123,8 +130,14 @@ def mirror(images: Tensor, chosen: Tensor) -> Tensor:
 
 def centre_crop(images: Tensor, size: Size) -> Tensor:
     """The centre of the images, [..., *size]."""
-    top, left = (round((have - want) / 2) for have, want in zip(images.shape[-2:], size, strict=True))
+    top, left = _centre(images, size)
     return images[..., top : top + size[0], left : left + size[1]]
+
+
+def _centre(images: Tensor, size: Size) -> tuple[int, int]:
+    """Top and left of the centre of this size."""
+    height, width = (round((have - want) / 2) for have, want in zip(images.shape[-2:], size, strict=True))
+    return height, width
 
 
 def _positions(start: Tensor, length: Tensor, count: int) -> Tensor:

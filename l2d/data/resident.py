@@ -18,7 +18,9 @@ from l2d.data.augment import (
     PADDING,
     augmentation,
     centre_crop,
+    centre_windows,
     crop_flip,
+    flip,
     random_boxes_and_flips,
     random_resized_crop_flip,
     random_windows,
@@ -139,7 +141,8 @@ class ResidentFeed(ImageFeed):
         if self.augment is random_resized_crop_flip and self.in_bytes and self.place.device.type == "cpu":
             for step, index in enumerate(on_device[start:], start):
                 yield self._one_by_one(index, epoch, step), index
-        elif self.in_bytes and not self.train:  # consecutive samples: a view, copied by the conversion to float
+        elif self.in_bytes and not self.train and not self._kernel_serves:
+            # consecutive samples: a view, copied by the conversion to float
             for step, index in enumerate(on_device[start:], start):
                 first = ranks.rank + step * len(order[0]) * ranks.count
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
@@ -157,7 +160,9 @@ class ResidentFeed(ImageFeed):
 
     def _by_kernel(self, index: Tensor, sizes: list[int], epoch: int, steps: Sequence[int]) -> Iterator[Tensor]:
         """The same: the images of each step are cropped and normalised in one pass."""
-        draws = random_windows(self.images, len(index), self.size, *self.generators_of(epoch, steps))
+        windows_of = random_windows if self.augment is crop_flip else centre_windows
+        generators = self.generators_of(epoch, steps) if self.augment else []
+        draws = windows_of(self.images, len(index), self.size, *generators)
         for windows in zip(*(divide(column, sizes) for column in (index, *draws)), strict=True):
             floats, made = self._cut(self.images, windows)
             assert made, "the kernel has served these images before"
@@ -166,22 +171,31 @@ class ResidentFeed(ImageFeed):
     def _cut(self, images: Tensor, windows: Sequence[Tensor]) -> tuple[Tensor, bool]:
         """Windows of the padded images, normalised, [B, C, *size]; and whether the kernel could cut them. `windows` are the image, top and
         left, and whether it is mirrored, [B] each."""
-        assert self.scale is not None  # bytes always have one
         floats = empty_floats((len(windows[0]), images.shape[1], *self.size), torch.contiguous_format)
-        scale, shift = self.scale[0, :, 0, 0].contiguous(), self.shift[0, :, 0, 0].contiguous()  # [C]
-        return floats, kernels.crop_flip(images, windows, scale, shift, floats, PADDING)
+        return floats, kernels.cut_windows(images, windows, *self._of_channels, floats, self._padding)
+
+    @cached_property
+    def _of_channels(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift, [C] each."""
+        assert self.scale is not None  # bytes always have one
+        return self.scale[0, :, 0, 0].contiguous(), self.shift[0, :, 0, 0].contiguous()
+
+    @property
+    def _padding(self) -> int:
+        return PADDING if self.augment is crop_flip else 0
 
     @cached_property
     def _kernel_serves(self) -> bool:
         """Whether the kernel gives these batches, with the very numbers that torch gives for every byte on this CPU."""
         here = self.place.device.type == "cpu" and self.place.layout == torch.contiguous_format
-        if not (here and self.in_bytes and self.augment is crop_flip and self.images.is_contiguous()):
+        cuts = self.augment in (None, flip, crop_flip)
+        if not (here and self.in_bytes and cuts and self.images.is_contiguous()):
             return False
         (height, width), (channels, *sides) = self.size, self.images.shape[1:]
         count = -(-256 // width)  # images that have every byte in their first columns
         values = width * torch.arange(count)[:, None, None, None] + torch.arange(sides[1])  # [count, 1, 1, W]
         every = values.expand(-1, channels, *sides).to(torch.uint8).contiguous()  # [count, C, H, W]
-        inside, not_mirrored = torch.full((count,), PADDING), torch.zeros(count, dtype=torch.int64)
+        inside, not_mirrored = torch.full((count,), self._padding), torch.zeros(count, dtype=torch.int64)
         floats, made = self._cut(every, (torch.arange(count), inside, inside, not_mirrored))
         return made and torch.equal(floats, self.normalised(every[:, :, :height, :width]))
 

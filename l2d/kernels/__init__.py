@@ -29,7 +29,7 @@ _ARGUMENTS = {
     "right_8": "ppppppii",
     "right_16": "ppppppii",
     "standardise": "pipppii",
-    "crop_flip": "pipppppppiiiiiii",
+    "cut_windows": "pipppppppiiiiiii",
 }
 _EXPERTS = {"vanilla": 0, "picce": 1, "pice": 2, "soft_picce": 3}
 _BASES = {"softmax": 0, "power": 1, "binary": 2, "decoupled": 3, "asymmetric": 4, "realizable": 5}
@@ -219,7 +219,7 @@ def standardise(table: Tensor, mean: Tensor, scale: Tensor) -> Tensor | None:
     return out
 
 
-def crop_flip(
+def cut_windows(
     images: Tensor, windows: Sequence[Tensor], scale: Tensor, shift: Tensor, out: Tensor, padding: int
 ) -> bool:
     """Write windows of images [N, C, H, W] in bytes into floats [B, C, *size]; return whether it was done.
@@ -237,7 +237,7 @@ def crop_flip(
     ):
         return False
     pointers = (each.data_ptr() for each in (*windows, scale, shift, out))
-    failed = _library.crop_flip(images.data_ptr(), number, *pointers, count, channels, rows, columns, *size, padding)
+    failed = _library.cut_windows(images.data_ptr(), number, *pointers, count, channels, rows, columns, *size, padding)
     return not failed
 
 

@@ -92,6 +92,8 @@ def forward(system: nn.Module, inputs: Tensor, place: Place, rows: int = 0) -> T
     missing = max(rows - len(inputs), 0)
     padded = F.pad(inputs, (0,) * (2 * inputs.dim() - 1) + (missing,)) if missing else inputs
     place.begin_step()
+    if system.training:  # `eval` visits every module, which takes as long as a small one's pass
+        system.eval()
     with place.autocast():
-        outputs: Tensor = system.eval()(padded)
+        outputs: Tensor = system(padded)
     return outputs[: len(inputs)].float()
