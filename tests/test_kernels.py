@@ -313,12 +313,12 @@ def test_windows_of_images_are_torchs_bit_for_bit(shape, size, augment, by_torch
 
 def test_indices_out_of_range_are_refused_before_anything_is_read():
     images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    scale, out = torch.ones(1), torch.empty(1, 1, 8, 8)
-    window = lambda *values: [torch.tensor([value]) for value in values]  # noqa: E731
+    affine, out = torch.ones(2, 1), torch.empty(1, 1, 8, 8)
+    window = lambda *values: torch.tensor(values)[:, None]  # noqa: E731  [4, 1]
     for wrong in ((2, 0, 0, 0), (-1, 0, 0, 0), (0, 9, 0, 0), (0, 0, -1, 0)):
-        assert not kernels.cut_windows(images, window(*wrong), scale, scale, out, 4)
-    assert kernels.cut_windows(images, window(1, 8, 8, 1), scale, scale, out, 4)
-    assert not kernels.cut_windows(images, window(1, 8, 8, 1), scale, scale, torch.empty(2, 1, 8, 8), 4)
+        assert not kernels.cut_windows(images, window(*wrong), affine, out, 4)
+    assert kernels.cut_windows(images, window(1, 8, 8, 1), affine, out, 4)
+    assert not kernels.cut_windows(images, window(1, 8, 8, 1), affine, torch.empty(2, 1, 8, 8), 4)
 
 
 def test_a_library_from_another_source_is_not_used(tmp_path):

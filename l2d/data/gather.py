@@ -1,4 +1,4 @@
-"""Rows of a table for every step, gathered for several steps in one call of torch, which takes longer than to copy a small batch."""
+"""What every step takes from a table or draws, for several steps in one call of torch, which takes longer than to copy a small batch."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,14 +8,18 @@ from torch import Tensor
 MAX_BYTES = 1 << 21  # of the rows of several steps: they stay in the caches
 
 
-def several(steps: Sequence[Tensor], table: Tensor) -> Iterator[tuple[Tensor, list[int]]]:
-    """The indices of as many consecutive steps as have MAX_BYTES in a table, in one tensor [n], and how many of them each step has."""
-    row = max(table.nbytes // max(len(table), 1), 1)
+def several(steps: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, list[int]]]:
+    """The indices of as many consecutive steps as have this many rows, in one tensor [n], and how many of them each step has."""
     done = 0
     while done < len(steps):
-        some = steps[done : done + max(MAX_BYTES // (row * max(len(steps[done]), 1)), 1)]
+        some = steps[done : done + max(rows // max(len(steps[done]), 1), 1)]
         yield torch.cat(list(some)), [len(index) for index in some]
         done += len(some)
+
+
+def rows_at_once(table: Tensor) -> int:
+    """How many rows of a table have MAX_BYTES."""
+    return MAX_BYTES // max(table.nbytes // max(len(table), 1), 1)
 
 
 def rows_of(table: Tensor, steps: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -24,7 +28,7 @@ def rows_of(table: Tensor, steps: Sequence[Tensor]) -> Iterator[Tensor]:
     >>> [rows.tolist() for rows in rows_of(torch.tensor([5, 6, 7]), [torch.tensor([2, 0]), torch.tensor([1])])]
     [[7, 5], [6]]
     """
-    for index, sizes in several(steps, table):
+    for index, sizes in several(steps, rows_at_once(table)):
         yield from divide(table.index_select(0, index.to(table.device, non_blocking=True)), sizes)
 
 

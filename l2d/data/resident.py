@@ -29,10 +29,12 @@ from l2d.data.augment import (
 from l2d.data.batch_memory import empty_floats
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
-from l2d.data.gather import divide, several
+from l2d.data.gather import divide, rows_at_once, several
 from l2d.data.seeds import mix
 from l2d.errors import UserError
 from l2d.place import Place
+
+MAX_DRAWN = 4096  # samples for which windows are drawn at once; the kernel gathers no image before it is cut
 
 
 @dataclass
@@ -148,7 +150,8 @@ class ResidentFeed(ImageFeed):
                 yield self.prepare(self.images[first :: ranks.count][: len(index)], epoch, step), index
         else:
             step, prepared = start, self._by_kernel if self._kernel_serves else self._by_torch
-            for index, sizes in several(on_device[start:], self.images):
+            samples = MAX_DRAWN if self._kernel_serves else rows_at_once(self.images)
+            for index, sizes in several(on_device[start:], samples):
                 batches = prepared(index, sizes, epoch, range(step, step + len(sizes)))
                 yield from zip(batches, divide(index, sizes), strict=True)
                 step += len(sizes)
@@ -162,23 +165,23 @@ class ResidentFeed(ImageFeed):
         """The same: the images of each step are cropped and normalised in one pass."""
         windows_of = random_windows if self.augment is crop_flip else centre_windows
         generators = self.generators_of(epoch, steps) if self.augment else []
-        draws = windows_of(self.images, len(index), self.size, *generators)
-        for windows in zip(*(divide(column, sizes) for column in (index, *draws)), strict=True):
+        drawn = torch.stack([index, *windows_of(self.images, len(index), self.size, *generators)])  # [4, n]
+        for windows in drawn.split(sizes, dim=1):
             floats, made = self._cut(self.images, windows)
             assert made, "the kernel has served these images before"
             yield floats
 
-    def _cut(self, images: Tensor, windows: Sequence[Tensor]) -> tuple[Tensor, bool]:
-        """Windows of the padded images, normalised, [B, C, *size]; and whether the kernel could cut them. `windows` are the image, top and
-        left, and whether it is mirrored, [B] each."""
-        floats = empty_floats((len(windows[0]), images.shape[1], *self.size), torch.contiguous_format)
-        return floats, kernels.cut_windows(images, windows, *self._of_channels, floats, self._padding)
+    def _cut(self, images: Tensor, windows: Tensor) -> tuple[Tensor, bool]:
+        """Windows of the padded images, normalised, [B, C, *size]; and whether the kernel could cut them. `windows` [4, B] are the image,
+        top and left, and whether it is mirrored."""
+        floats = empty_floats((windows.shape[1], images.shape[1], *self.size), torch.contiguous_format)
+        return floats, kernels.cut_windows(images, windows, self._affine, floats, self._padding)
 
     @cached_property
-    def _of_channels(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift, [C] each."""
+    def _affine(self) -> Tensor:
+        """Scale and shift of each channel, [2, C]."""
         assert self.scale is not None  # bytes always have one
-        return self.scale[0, :, 0, 0].contiguous(), self.shift[0, :, 0, 0].contiguous()
+        return torch.stack([self.scale[0, :, 0, 0], self.shift[0, :, 0, 0]])
 
     @property
     def _padding(self) -> int:
@@ -195,8 +198,9 @@ class ResidentFeed(ImageFeed):
         count = -(-256 // width)  # images that have every byte in their first columns
         values = width * torch.arange(count)[:, None, None, None] + torch.arange(sides[1])  # [count, 1, 1, W]
         every = values.expand(-1, channels, *sides).to(torch.uint8).contiguous()  # [count, C, H, W]
-        inside, not_mirrored = torch.full((count,), self._padding), torch.zeros(count, dtype=torch.int64)
-        floats, made = self._cut(every, (torch.arange(count), inside, inside, not_mirrored))
+        windows = torch.full((4, count), self._padding)  # they begin inside
+        windows[0], windows[3] = torch.arange(count), 0
+        floats, made = self._cut(every, windows)
         return made and torch.equal(floats, self.normalised(every[:, :, :height, :width]))
 
     def stored(self, index: Tensor) -> Tensor:

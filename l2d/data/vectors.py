@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from l2d.data.dataset import Preprocessing
-from l2d.data.gather import divide, several
+from l2d.data.gather import divide, rows_at_once, several
 from l2d.place import Place
 from l2d.place.memory import available_memory
 
@@ -76,7 +76,7 @@ class VectorFeed:
         """The vectors [B, D] of every step from `start` on, and which samples they are [B]."""
         del epoch  # nothing is drawn
         device = self.place.device
-        for index, sizes in several(order[start:], self.values):
+        for index, sizes in several(order[start:], rows_at_once(self.values)):
             here = index.to(device, non_blocking=True)
             if self.on_device:
                 rows = self.values.index_select(0, self.rows.index_select(0, here))

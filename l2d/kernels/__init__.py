@@ -8,7 +8,7 @@ device, type or shape, a graph that is traced), and its caller goes on with torc
 import ctypes
 import importlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +29,7 @@ _ARGUMENTS = {
     "right_8": "ppppppii",
     "right_16": "ppppppii",
     "standardise": "pipppii",
-    "cut_windows": "pipppppppiiiiiii",
+    "cut_windows": "pipippiiiiiii",
 }
 _EXPERTS = {"vanilla": 0, "picce": 1, "pice": 2, "soft_picce": 3}
 _BASES = {"softmax": 0, "power": 1, "binary": 2, "decoupled": 3, "asymmetric": 4, "realizable": 5}
@@ -219,25 +219,25 @@ def standardise(table: Tensor, mean: Tensor, scale: Tensor) -> Tensor | None:
     return out
 
 
-def cut_windows(
-    images: Tensor, windows: Sequence[Tensor], scale: Tensor, shift: Tensor, out: Tensor, padding: int
-) -> bool:
+def cut_windows(images: Tensor, windows: Tensor, affine: Tensor, out: Tensor, padding: int) -> bool:
     """Write windows of images [N, C, H, W] in bytes into floats [B, C, *size]; return whether it was done.
 
-    `windows` are four integers for each of the floats, [B] each: the image, the top and the left of the window in that image padded by
-    reflection, and whether it is mirrored. Every pixel is multiplied by scale [C], and shift [C] is added.
+    `windows` [4, B] are for each of the floats the image, the top and the left of the window in that image padded by
+    reflection, and whether it is mirrored. Every pixel is multiplied by affine[0], and affine[1] is added, [C] each.
     """
     number, channels, rows, columns = images.shape
     count, size = out.shape[0], out.shape[2:]
     if not (
         _serves(images, torch.uint8, *images.shape)
-        and all(_serves(each, torch.int64, count) for each in windows)
-        and all(_serves(each, torch.float32, channels) for each in (scale, shift))
+        and _serves(windows, torch.int64, 4, count, apart=True)
+        and _serves(affine, torch.float32, 2, channels)
         and _serves(out, torch.float32, count, channels, *size)
     ):
         return False
-    pointers = (each.data_ptr() for each in (*windows, scale, shift, out))
-    failed = _library.cut_windows(images.data_ptr(), number, *pointers, count, channels, rows, columns, *size, padding)
+    failed = _library.cut_windows(
+        images.data_ptr(), number, windows.data_ptr(), windows.stride(0), affine.data_ptr(), out.data_ptr(),
+        count, channels, rows, columns, *size, padding,
+    )  # fmt: skip
     return not failed
 
 

@@ -97,10 +97,12 @@ FAST static void crop_some(void *windows, int64_t begin, int64_t end) {
 }
 
 /* out [count, channels, height, width]: of images[index[b]] the window at (top[b], left[b]) of the image that is padded by
-reflection, perhaps mirrored, each pixel times scale[c] plus shift[c]. Images are [num_images, channels, rows, columns]. */
-int cut_windows(const uint8_t *images, int64_t num_images, const int64_t *index, const int64_t *top, const int64_t *left,
-              const int64_t *mirrored, const float *scale, const float *shift, float *out, int64_t count, int64_t channels,
-              int64_t rows, int64_t columns, int64_t height, int64_t width, int64_t padding) {
+reflection, perhaps mirrored, each pixel times scale[c] plus shift[c]. Images are [num_images, channels, rows, columns]. `windows` are
+index, top, left and mirrored in four rows `stride` apart, `affine` are scale and shift in two. */
+int cut_windows(const uint8_t *images, int64_t num_images, const int64_t *windows, int64_t stride, const float *affine, float *out,
+                int64_t count, int64_t channels, int64_t rows, int64_t columns, int64_t height, int64_t width, int64_t padding) {
+    const int64_t *index = windows, *top = index + stride, *left = top + stride, *mirrored = left + stride;
+    const float *scale = affine, *shift = affine + channels;
     Windows w = {images, index, top, left, mirrored, scale, shift, out, count, channels, rows, columns, height, width, padding};
     if (padding >= rows || padding >= columns || padding >= width || width > BLOCK) return 1;
     for (int64_t b = 0; b < count; b++)

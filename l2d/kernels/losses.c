@@ -189,15 +189,13 @@ INLINE int64_t best_expert(const float *x, const uint8_t *right, int64_t experts
         highest = score > highest ? score : highest;
         nan |= score != score;
     }
-    for (int64_t from = 0, to; from < experts; from = to) { /* first the block, then the expert in it */
-        int64_t found = 0;
-        to = from + 64 < experts ? from + 64 : experts;
-        SIMD(| : found)
-        for (int64_t j = from; j < to; j++) found |= (all | right[j]) & (nan ? x[j] != x[j] : x[j] == highest);
-        for (int64_t j = from; found && j < to; j++)
-            if ((all | right[j]) && (nan ? x[j] != x[j] : x[j] == highest)) return j;
+    int32_t first = experts; /* of those with the highest score; found in vectors, and without a branch */
+    SIMD(min : first)
+    for (int32_t j = 0; j < experts; j++) {
+        int32_t found = (all | right[j]) & (nan ? x[j] != x[j] : x[j] == highest);
+        first = found && j < first ? j : first;
     }
-    return -1;
+    return first < experts ? first : -1;
 }
 
 /* The weights of the experts into t [experts], by scores x and whether they are right. The entropy of the weights is returned where they
@@ -324,7 +322,8 @@ int deferral_loss(const float *scores, int64_t stride, const int64_t *labels, co
     Batch batch = {scores, labels, answers, gradient, losses, stride, bytes, rows, classes, experts,
                    who,    base,   earned,  q,        weight, cost,   0};
     batch.failed = !losses || classes < 2;
-    if (!batch.failed) in_parallel(losses_of_rows, &batch, rows, rows * (classes + experts));
+    /* an exponential takes as long as eight numbers that are copied */
+    if (!batch.failed) in_parallel(losses_of_rows, &batch, rows, 8 * rows * (classes + experts));
     for (int64_t i = 0; i < rows && !batch.failed; i++) total += losses[i]; /* the same with any number of threads */
     free(losses);
     *mean = total / rows;
