@@ -213,18 +213,24 @@ class ResidentFeed(ImageFeed):
         """Like `prepare`, but one image at a time in threads, so that large images stay in the CPU caches."""
         draws = random_boxes_and_flips(self.images, len(index), self.seeded(self.generators[0], epoch, step))
         floats = empty_floats((len(index), self.images.shape[1], *self.size), self.place.layout)
-        jobs = list(zip(floats.numpy(), index.tolist(), *(draw.tolist() for draw in draws), strict=True))
+        rows = self._rows(floats).numpy()  # [B, H, W * C] or [B, C, H, W]
+        jobs = list(zip(rows, index.tolist(), *(draw.tolist() for draw in draws), strict=True))
         assert self.scale is not None  # bytes always have one
-        scale, shift = self.scale[0].numpy(), self.shift[0].numpy()  # [C, 1, W]
+        scale, shift = (self._rows(affine[0]).numpy() for affine in (self.scale, self.shift))  # [1, W * C] or [C, 1, W]
 
         def fill(part: Sequence[tuple[np.ndarray, int, Box, bool]]) -> None:
             for out, i, box, mirrored in part:
                 pixels = resample_bytes(self.images[i : i + 1], box, mirrored, self.size)  # [C, *size]
-                np.add(np.multiply(pixels.numpy(), scale, out=out), shift, out=out)
+                np.add(np.multiply(self._rows(pixels).numpy(), scale, out=out), shift, out=out)
 
         pool, threads = thread_pool()
         deque(pool.map(fill, (jobs[k::threads] for k in range(threads))), maxlen=0)
         return floats
+
+    def _rows(self, images: Tensor) -> Tensor:
+        """Images [..., C, H, W] with whole rows in the order of their memory, which numpy does not see through other axes: [..., H, W * C]
+        where channels are last."""
+        return images.movedim(-3, -1).flatten(-2) if self.place.layout == torch.channels_last else images
 
 
 @cache
