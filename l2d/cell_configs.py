@@ -1,9 +1,13 @@
-"""The configs of the cells of a sweep. Hydra composes each choice of options once; values are set in copies of that."""
+"""The configs of the cells of a sweep. Hydra reads each file once and composes each choice of options once; values are set in copies of that."""
 
+import copy
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -15,7 +19,7 @@ class CellConfigs:
     share its work: a value such as seed=1 is set afterwards, as Hydra does it."""
 
     def __init__(self, loader: ConfigLoader, config: DictConfig):
-        self.loader, self.config = loader, config
+        self.loader, self.config = reads_once(loader), config
         self.parser = OverridesParser.create(config_loader=loader)
         self.composed: dict[tuple[str, ...], bytes] = {}  # pickled: reading is six times faster than copying
         self.groups: dict[str, bool] = {}  # key -> whether it chooses an option
@@ -58,3 +62,26 @@ class CellConfigs:
         if key not in self.groups:
             self.groups[key] = bool(self.loader.get_group_options(key))
         return not self.groups[key]
+
+
+def reads_once(loader: ConfigLoader) -> ConfigLoader:
+    """The same loader, which composes several configs from files that it reads once."""
+    own: Any = copy.copy(loader)
+    own.repository = _ReadOnce(own.config_search_path)
+    return own  # type: ignore[no-any-return]
+
+
+class _ReadOnce(ConfigRepository):
+    """Hydra takes a deep copy of its repository for each config that it composes; what is read here is known to all copies."""
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self.read: dict[str, bytes] = {}  # pickled, because composing changes what it is given
+
+    def load_config(self, config_path: str) -> Any:
+        if config_path not in self.read:
+            self.read[config_path] = pickle.dumps(super().load_config(config_path))
+        return pickle.loads(self.read[config_path])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_ReadOnce":
+        return copy.copy(self)

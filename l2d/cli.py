@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from l2d.errors import show, visible
+from l2d.lazy import importing
 
 
 class Command(NamedTuple):
@@ -110,7 +111,9 @@ def main(arguments: list[str] | None = None) -> None:
 def run(name: str, arguments: list[str]) -> None:
     """Import a command and call it."""
     module, _, function = COMMANDS[name].entry.partition(":")
-    getattr(import_module(module), function)(arguments)
+    with importing():
+        called = getattr(import_module(module), function)
+    called(arguments)
 
 
 def renamed() -> None:

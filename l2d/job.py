@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from l2d.conf_files import config_dir
 from l2d.errors import UserError, errors_as_sentences, sentence, show
 from l2d.identity import register_resolvers
+from l2d.lazy import importing
 from l2d.sweep import plan, plan_line
 from l2d.tracking.read import read_result
 from l2d.tracking.run_folder import InUse, finished_line, remove_if_empty
@@ -71,7 +72,8 @@ def _run(cfg: DictConfig) -> dict[str, Any]:
             show(finished_line(folder, why))  # at once: torch is not imported
             metrics: dict[str, Any] = result["metrics"]
             return metrics
-        from l2d.train import run
+        with importing():
+            from l2d.train import run
 
         return run(cfg)
     finally:

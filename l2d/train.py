@@ -13,7 +13,7 @@ from l2d.errors import UserError
 from l2d.evaluation.again import evaluate_kept
 from l2d.evaluation.evaluator import Evaluator
 from l2d.evaluation.kept import keep
-from l2d.identity import fingerprint, reported_otherwise, run_name
+from l2d.identity import reported_otherwise, run_name
 from l2d.place import Place, Ranks
 from l2d.signals import StopSignal
 from l2d.systems import check_loss, load_system, weight_facts
@@ -64,7 +64,7 @@ def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop:
 
     with ending(tracker, reporter):
         stop.patiently()
-        state = TrainingState(cfg, system, loader, Checkpoints(folder.path, fingerprint(cfg)), stop)
+        state = TrainingState(cfg, system, loader, Checkpoints(folder.path, folder.fingerprint), stop)
         folder.start(facts, resumed=state.restore())
         folder.rows = state.rows
         tracker.start(folder.path.name, plain(cfg), folder.path)
@@ -79,7 +79,9 @@ def train(cfg: DictConfig, folder: RunFolder, reporter: Any, ranks: Ranks, stop:
         evaluated = evaluator.evaluated
         ranks.part()
         if ranks.first:
-            evaluated.result["kept"] = keep(folder.path, system, evaluated.outcomes, task.ids(), cfg)
+            evaluated.result["kept"] = keep(
+                folder.path, folder.fingerprint, system, evaluated.outcomes, task.ids(), cfg
+            )
             folder.write_weights(system.state_dict(), weight_facts(facts))
         memory = {"peak_memory_mb": place.peak_memory_mb()}
         result = folder.write_result({"status": "finished", **evaluated.result, **memory})

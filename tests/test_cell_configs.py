@@ -1,7 +1,10 @@
 """The configs of a sweep's cells are those that Hydra composes."""
 
+from typing import Any
+
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -55,6 +58,30 @@ def test_cells_that_differ_in_values_are_composed_once_and_do_not_share_a_config
     cells = [configs.of(["loss=ova", f"seed={seed}", f"experts.num={num}"]) for seed in range(3) for num in (1, 4)]
     assert composed == [["loss=ova"]]
     assert [(cell.seed, cell.experts.num) for cell in cells] == [(s, n) for s in range(3) for n in (1, 4)]
+
+
+def test_a_file_is_read_once_for_all_cells(loader: ConfigLoaderImpl, master: DictConfig, monkeypatch) -> None:
+    files: list[str] = []
+    read = ConfigRepository.load_config
+
+    def counted(repository: ConfigRepository, config_path: str) -> Any:
+        files.append(config_path)
+        return read(repository, config_path)
+
+    monkeypatch.setattr(ConfigRepository, "load_config", counted)
+    configs = CellConfigs(loader, master)
+    for overrides in (["loss=ce"], ["loss=ova"], ["loss=ova", "optim=adamw"]):
+        configs.of(overrides)
+    assert {"loss/ce", "loss/ova", "optim/adamw"} <= set(files) and len(files) == len(set(files))
+
+
+def test_cells_find_options_on_the_search_path(loader: ConfigLoaderImpl, tmp_path) -> None:
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss" / "mine.yaml").write_text("_target_: my.loss\nname: mine\n")
+    words = ["hydra.job.name=l2d", f"hydra.searchpath=[file://{tmp_path}]"]
+    master = loader.load_configuration("train", words, run_mode=RunMode.MULTIRUN)
+    configs = CellConfigs(loader, master)
+    assert [configs.of([f"loss={name}"]).loss.name for name in ("mine", "ce", "mine")] == ["mine", "ce", "mine"]
 
 
 def test_an_unknown_key_is_refused_by_hydra_itself(loader: ConfigLoaderImpl, master: DictConfig) -> None:

@@ -262,6 +262,37 @@ def test_run_is_importable(tmp_path):
     assert len(list(tmp_path.glob("synthetic/*/result.json"))) == 1
 
 
+def test_imports_are_not_searched_for_garbage_and_what_follows_is(tmp_path):
+    """In a process of its own: another test may have imported it all."""
+    code = f"""
+import gc, sys
+from l2d.lazy import importing
+with importing():
+    was = gc.isenabled()
+    import json.tool
+assert gc.isenabled() and not was and gc.get_freeze_count()
+before = gc.get_freeze_count()
+try:
+    with importing():
+        raise ValueError
+except ValueError:
+    assert gc.isenabled() and gc.get_freeze_count() == before  # nothing was imported
+gc.disable()
+with importing():
+    import fractions
+assert not gc.isenabled()  # as it was
+gc.enable()
+
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append("torch._dynamo" in sys.modules))
+from l2d.cli import main
+main({["train", *TINY, f"output_dir={tmp_path}"]!r})
+assert gc.isenabled() and gc.get_freeze_count() > 100_000 and any(collections)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 HEAVY = frozenset({"torch", "hydra", "omegaconf", "pandas", "matplotlib", "pydantic"})
 
 

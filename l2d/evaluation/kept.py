@@ -13,7 +13,6 @@ from l2d.atomic import atomic_write
 from l2d.errors import UserError, notify
 from l2d.evaluation.evaluator import Known, decided
 from l2d.evaluation.outcome import Outcome
-from l2d.identity import fingerprint
 from l2d.systems import System
 from l2d.tensors import pack, unpack
 from l2d.training.loop import Predicted
@@ -31,12 +30,14 @@ class Kept(NamedTuple):
 
 def keep(
     folder: Path,
+    fingerprint: str,
     system: System,
     splits: dict[str, Outcome],
     ids: dict[str, Sequence[str] | None],
     cfg: DictConfig,
 ) -> str:
-    """Write the outcomes of these splits as `record` says (scores, decisions or none), and return what was kept.
+    """Write the outcomes of these splits as `record` says (scores, decisions or none), and return what was kept. The file names the
+    `fingerprint` of the run.
 
     Scores are float32; above `record_mb` float16, if every decision stays the same; else the decisions alone.
     """
@@ -72,7 +73,7 @@ def keep(
             chosen = names if outcome.samples is None else [names[i] for i in outcome.samples.tolist()]
             parts["ids"] = torch.frombuffer(bytearray(json.dumps(chosen).encode()), dtype=torch.uint8)
         tensors |= {f"{split}.{name}": part for name, part in parts.items()}
-    content = pack(tensors, {"format": FORMAT, "kept": kind, "fingerprint": fingerprint(cfg)})
+    content = pack(tensors, {"format": FORMAT, "kept": kind, "fingerprint": fingerprint})
     atomic_write(path, lambda file: file.write(content))
     return kind
 

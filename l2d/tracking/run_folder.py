@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -95,6 +95,11 @@ class RunFolder:
         if rejected:
             remove_if_empty(self.path)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the setting, its data and its code, as they are when the run begins."""
+        return fingerprint(self.cfg)
+
     def finished(self) -> dict[str, Any] | None:
         """The result of this setting if it was completed before and is not forced, else None; a UserError for settings that
         cannot work, a folder that holds another run, and a result that is not whole. It only reads, so a sweep may ask too."""
@@ -140,7 +145,7 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> dict[str, Any]:
         """Write result.json and return its content: the schema version, `result`, the facts, what it took and the fingerprint."""
         took = {"attempts": self.attempts, "seconds": self.seconds_before + time.monotonic() - self.begun}
-        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, **took, "fingerprint": fingerprint(self.cfg)}
+        whole = {"schema_version": SCHEMA_VERSION, **result, **self.facts, **took, "fingerprint": self.fingerprint}
         self._write("result.json", json.dumps(whole, indent=2, allow_nan=False) + "\n")
         self.completed = result["status"] == "finished"  # from here on nothing replaces it
         return whole
@@ -153,7 +158,7 @@ class RunFolder:
 
     def write_weights(self, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
         """Write model.safetensors, which says of which run it is."""
-        content = pack(tensors, {**metadata, "fingerprint": json.dumps(fingerprint(self.cfg))})
+        content = pack(tensors, {**metadata, "fingerprint": json.dumps(self.fingerprint)})
         atomic_write(self.path / "model.safetensors", lambda file: file.write(content))
 
     def _write(self, name: str, text: str, durable: bool = True) -> None:
@@ -218,7 +223,7 @@ class RunFolder:
             )
         theirs, ours = flatten(settings(checked_config(self.path))), flatten(settings(self.cfg))
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
-        if before and not different and before.get("fingerprint") != fingerprint(self.cfg):
+        if before and not different and before.get("fingerprint") != self.fingerprint:
             different = ["its data, its own code, or the run that it started from"]
         if different:
             raise UserError(

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from l2d.config import build, plain
 from l2d.data import Loader
 from l2d.errors import UserError
+from l2d.lazy import importing
 from l2d.place.place import random_state, restore_random_state
 from l2d.signals import StopSignal
 from l2d.systems import Stage, System
@@ -57,7 +58,8 @@ class TrainingState:
             raise UserError(f"freeze={plain(self.cfg.freeze)} leaves stage {stage.name} nothing to train; freeze less.")
         # fused CPU optimisers do not support GradScaler
         fused = self.place.device.type == "cuda" or (self.place.device.type == "cpu" and self.place.precision != "fp16")
-        self.optimizer = build(self.cfg, "optim", Optimizer, params=parameters, fused=fused)
+        with importing():  # torch imports a part of its compiler with the first optimiser
+            self.optimizer = build(self.cfg, "optim", Optimizer, params=parameters, fused=fused)
         optim, epochs = self.cfg.optim, self.stage_epochs(number)
         self.schedule = make_schedule(self.optimizer, optim.schedule, self.steps_per_epoch, epochs, optim.warmup_epochs)
         self.scaler = torch.amp.GradScaler(self.place.device.type, enabled=self.place.precision == "fp16")
