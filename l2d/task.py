@@ -104,11 +104,9 @@ class Task:
     def truth(self) -> Truth | None:
         """The truth on the test split: eta from the dataset's posterior, Acc_j(x) = sum_y eta_y(x) A[j, y] from simulated
         experts, and 0 where expert j does not answer, so that it is no use to ask."""
-        pixels = getattr(self.test.inputs, "pixels", None)
-        matrix = self.panel.accuracies("test")  # [J, K]
-        if self.dataset.posterior is None or matrix is None or pixels is None:
+        matrix, eta = self.panel.accuracies("test"), self.dataset.eta  # [J, K], [N, K]
+        if matrix is None or eta is None:
             return None
-        eta = self.dataset.posterior(pixels)  # [N, K]
         accuracy = eta @ torch.from_numpy(matrix).T.to(eta)  # [N, J]
         return Truth(eta, accuracy.masked_fill(self.test.answers == MISSING, 0))
 

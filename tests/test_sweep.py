@@ -23,6 +23,8 @@ from l2d.errors import UserError
 from l2d.identity import choices
 from l2d.status import describe
 from l2d.sweep import write_manifest
+from l2d.tracking import run_folder
+from l2d.tracking.read import read_result
 from l2d.tracking.run_folder import RunFolder, sweep_manifest
 
 TINY = ("dataset.num_train=256", "dataset.num_test=200", "trainer.epochs=2", "loss=ce,picce_ce", "experts.num=1,3")
@@ -53,6 +55,22 @@ def serial(tmp_path_factory) -> dict[str, dict]:
     found = metrics(folder)
     assert len(found) == 4
     return found
+
+
+def test_what_is_left_of_a_sweep_is_said_without_reading_an_ended_cell_twice(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ended = []
+
+    def counted(folder: Path) -> dict | None:
+        result = read_result(folder)
+        ended.extend([folder] if result and result["status"] == "finished" else [])
+        return result
+
+    monkeypatch.setattr(run_folder, "read_result", counted)
+    main(["train", "-m", *TINY])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    assert [line.split()[0] for line in lines] == ["[1", "[2", "[3", "[4"]
+    assert len(ended) == len(set(ended)) == 4
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -119,6 +120,12 @@ class Dataset:
     @property
     def preprocessing(self) -> Preprocessing:
         return self.train.inputs.preprocessing
+
+    @cached_property
+    def eta(self) -> Tensor | None:
+        """The posterior [N, K] of the test split, where it is known; the runs of a process share it, as they share the dataset."""
+        pixels = getattr(self.test.inputs, "pixels", None)
+        return None if self.posterior is None or pixels is None else self.posterior(pixels)
 
     def splits(self) -> dict[str, Split]:
         """By name; held_out only where there is one."""

@@ -14,7 +14,7 @@ from l2d.errors import visible
 from l2d.evaluation import REFERENCE
 from l2d.identity import method_parts
 from l2d.tracking.read import HEADLINE
-from l2d.tracking.run_folder import duration, finished_line, headline, sweep_progress
+from l2d.tracking.run_folder import duration, finished_line, headline, sweep_manifest, sweep_progress
 
 # label -> metric; printed beside the accuracy of the system
 COMPARED_WITH = {"classifier alone": "classifier_accuracy"}
@@ -44,7 +44,7 @@ class ProgressReporter:
         """Print the header and show the bar."""
         self.epochs, self.batch_size = epochs, batch_size
         self.last_line = time.monotonic()
-        self.quiet = not self.verbose or bool(sweep_progress())
+        self.quiet = not self.verbose or sweep_manifest() is not None
         if not self.quiet:
             shown = {**facts["choices"], "num_experts": num_experts(facts)}
             shown |= {key: facts[key] for key in ("device", "precision")}

@@ -41,6 +41,9 @@ APPENDED = [LOCK, "train.log", "metrics.csv"]  # opened where they are: a link m
 FILES = [
     "config.yaml", "result.json", "model.safetensors", "model.pt", "outcome.safetensors", OWNER, "checkpoint.pt", "checkpoint.previous.pt",
 ]  # replaced as a whole, also if they are links  # fmt: skip
+_ENDED: set[tuple[Path, float]] = (
+    set()
+)  # what `_ended_since` knows: the many cells of a sweep are not read for each of them
 LOCK_WAIT_S = 1  # `in_use` holds the lock for a moment, which must not stop a run from starting
 
 
@@ -333,8 +336,12 @@ def sweep_manifest() -> tuple[Path, dict[str, Any]] | None:
 
 def _ended_since(folder: Path, moment: float) -> bool:
     """Whether a run there came to an end after this moment: an older result may be a failure that is tried again."""
-    result = read_result(folder)
-    return result is not None and result["status"] != "running" and (folder / "result.json").stat().st_mtime >= moment
+    if (folder, moment) not in _ENDED:
+        result = read_result(folder)
+        if result is None or result["status"] == "running" or (folder / "result.json").stat().st_mtime < moment:
+            return False
+        _ENDED.add((folder, moment))
+    return True
 
 
 def duration(seconds: float) -> str:
