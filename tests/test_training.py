@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from l2d.data import Loader, Preprocessing, Split
+from l2d.data import Images, Loader, Preprocessing, Split
 from l2d.data.vectors import Vectors
 from l2d.errors import UserError
 from l2d.losses import DeferralLoss
@@ -114,6 +114,29 @@ def state_of(system, loader, optim: dict | None = None, freeze=(), **trainer) ->
         "freeze": list(freeze),
     }
     return TrainingState(OmegaConf.create(settings), system, loader, Checkpoints(Path("nowhere"), ""), StopSignal())
+
+
+@pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last]
+)  # by the functions in C, and by torch
+def test_all_batches_of_an_epoch_use_the_same_memory(layout):
+    """Which is then still in the caches: nothing on the way keeps a batch that was used."""
+    rng = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (50, 3, 9, 9), dtype=torch.uint8, generator=rng)
+    images = Images(pixels, Preprocessing((3, 8, 8), (0.5,) * 3, (0.2,) * 3, augment="crop_flip"))
+    split = Split(images, torch.arange(50) % 3, torch.zeros(50, 2, dtype=torch.int8))
+    seen: list[int] = []
+
+    class Watched(MLP):
+        def forward(self, inputs):
+            seen.append(inputs.data_ptr())
+            return super().forward(inputs)
+
+    system = system_of(Watched(5, (3, 8, 8), 16, 1), DeferralLoss("picce", "ce", 3))
+
+    predict(system, Loader(split, Place(layout=layout), 10))
+    list(fit(state_of(system, Loader(split, Place(layout=layout), 10, train=True), epochs=1), lambda *step: None))
+    assert len(seen) == 10 and len(set(seen[:5])) == len(set(seen[5:])) == 1
 
 
 def weights_of(module: nn.Module) -> torch.Tensor:

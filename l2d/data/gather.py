@@ -1,6 +1,7 @@
 """What every step takes from a table or draws, for several steps in one call of torch, which takes longer than to copy a small batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ def rows_of(table: Tensor, steps: Sequence[Tensor]) -> Iterator[Tensor]:
     """
     for index, sizes in several(steps, rows_at_once(table)):
         yield from divide(table.index_select(0, index.to(table.device, non_blocking=True)), sizes)
+
+
+def stepwise(*columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """zip(*columns), which keeps nothing that it has given out: the memory of a batch is free for the next one, while it is in the caches."""
+    return map(lambda *row: row, *columns)
 
 
 def divide(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:

@@ -62,8 +62,13 @@ class Loader:
         fed, steps = self.feed.epoch(order, epoch, start), order[start:]
         if getattr(self.feed, "leaves_none_out", False):
             targets = rows_of(self.labels, steps), rows_of(self.answers, steps)
-            for (inputs, index), labels, answers in zip(fed, *targets, strict=True):
-                yield Batch(inputs, labels, answers, index)
+            yield from map(_batch, fed, *targets)  # which keeps none of them: `stepwise` says why
         else:
             for inputs, index in fed:
                 yield Batch(inputs, self.labels.index_select(0, index), self.answers.index_select(0, index), index)
+
+
+def _batch(fed: tuple[Tensor, Tensor], labels: Tensor, answers: Tensor) -> Batch:
+    """Of the inputs and samples that a feed gave, and what is known about them."""
+    inputs, samples = fed
+    return Batch(inputs, labels, answers, samples)

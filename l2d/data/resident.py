@@ -29,7 +29,7 @@ from l2d.data.augment import (
 from l2d.data.batch_memory import empty_floats
 from l2d.data.dataset import Preprocessing
 from l2d.data.files import Box, Size
-from l2d.data.gather import divide, rows_at_once, several
+from l2d.data.gather import divide, rows_at_once, several, stepwise
 from l2d.data.seeds import mix
 from l2d.errors import UserError
 from l2d.place import Place
@@ -153,7 +153,7 @@ class ResidentFeed(ImageFeed):
             samples = MAX_DRAWN if self._kernel_serves else rows_at_once(self.images)
             for index, sizes in several(on_device[start:], samples):
                 batches = prepared(index, sizes, epoch, range(step, step + len(sizes)))
-                yield from zip(batches, divide(index, sizes), strict=True)
+                yield from stepwise(batches, divide(index, sizes))
                 step += len(sizes)
 
     def _by_torch(self, index: Tensor, sizes: list[int], epoch: int, steps: Sequence[int]) -> Iterator[Tensor]:
@@ -167,9 +167,12 @@ class ResidentFeed(ImageFeed):
         generators = self.generators_of(epoch, steps) if self.augment else []
         drawn = torch.stack([index, *windows_of(self.images, len(index), self.size, *generators)])  # [4, n]
         for windows in drawn.split(sizes, dim=1):
-            floats, made = self._cut(self.images, windows)
-            assert made, "the kernel has served these images before"
-            yield floats
+            yield self._cut_as_before(windows)
+
+    def _cut_as_before(self, windows: Tensor) -> Tensor:
+        floats, made = self._cut(self.images, windows)
+        assert made, "the kernel has served these images before"
+        return floats
 
     def _cut(self, images: Tensor, windows: Tensor) -> tuple[Tensor, bool]:
         """Windows of the padded images, normalised, [B, C, *size]; and whether the kernel could cut them. `windows` [4, B] are the image,

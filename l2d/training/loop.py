@@ -54,6 +54,7 @@ def train_epoch(state: TrainingState, on_step: OnStep) -> None:
         if state.step % settings.log_every == 0:
             on_step(state.finished_epochs, state.step, state.steps_per_epoch, state.mean_loss())
         state.save_if_due()
+        del batch  # its memory is for the next one
 
 
 class Predicted(NamedTuple):
@@ -76,6 +77,7 @@ def predict(system: nn.Module, loader: Loader) -> Predicted:
         outputs[done : done + len(part)] = part  # copied: a CUDA graph overwrites its outputs
         seen.append(batch.samples)
         done += len(part)
+        del batch  # its memory is for the next one
     if outputs is None:
         raise UserError(
             f"None of the {loader.num_samples} inputs of a split can be read; look at them with `l2d data check`."
